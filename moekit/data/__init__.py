@@ -1,0 +1,1 @@
+"""Text to Megatron's token files, and what a run reads back from them."""
