@@ -1,6 +1,7 @@
 """The quickstart's text: 3 MB of Python's documentation, shipped with moekit, and a 4,096-token tokenizer for it.
 
-`python_docs.jsonl.gz` was made by `build.py`, `tokenizer/` by `train_tokenizer.py`. The text is under the licence in `LICENSE`.
+`python_docs.jsonl.gz` was made by `build.py`, `tokenizer/` by `train_tokenizer.py`. The text is under the licence in
+`LICENSE`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 TEXT = FOLDER / "python_docs.jsonl.gz"
-"""One document a line, `{"id": "library/os.rst", "text": "..."}`; the last twentieth is what a split of 95,5,0 holds out."""
+"""One document a line, `{"id": "library/os.rst", "text": "..."}`. A split of 95,5,0 holds out the last twentieth."""
 TOKENIZER = FOLDER / "tokenizer"
 """`tokenizer.json` and `tokenizer_config.json`, as `transformers` and Megatron's HuggingFaceTokenizer read them."""
 END_OF_DOCUMENT = "<|endoftext|>"
