@@ -1,0 +1,78 @@
+"""What torchrun starts on every rank: `python -m torch.distributed.run ... job/entry.py <Megatron's arguments>`.
+
+It installs what this process needs, before Megatron is imported, and runs the `pretrain_gpt.py` of a checkout, or `gpt.py`
+on the wheel. The working directory is the run directory. From the environment:
+
+MOEKIT_ATTEMPT    the number of this (re)start; arguments that begin with `attempts/N/` get it in the place of N
+MOEKIT_DEVICE     `cpu` or `gpu`
+MOEKIT_MEGATRON   a Megatron-LM checkout; unset: the installed megatron-core
+MOEKIT_ROUTING_TRACE_LAST_ITERS   trace the routing of this many last iterations too; unset: none
+
+It writes, in `attempts/<number>/`: `installed.json` (rank 0), `metrics.jsonl` (the last rank), `exit/rank<r>.json` (each).
+Importing this file does nothing: the processes that write checkpoints import it again.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Run this rank to its end, and record that end."""
+    import exits  # type: ignore[import-not-found]
+
+    attempt, rank = int(os.environ["MOEKIT_ATTEMPT"]), int(os.environ.get("RANK", "0"))
+    folder = Path("attempts", str(attempt)).absolute()
+    sys.argv[1:] = [with_attempt(argument, attempt) for argument in sys.argv[1:]]
+    exits.run_recorded(lambda: train(folder, rank), folder / "exit" / f"rank{rank}.json")
+
+
+def with_attempt(argument: str, attempt: int) -> str:
+    """`argument`, with a leading `attempts/N/` made that of the real attempt."""
+    prefix = "attempts/N/"
+    return f"attempts/{attempt}/{argument[len(prefix) :]}" if argument.startswith(prefix) else argument
+
+
+def train(folder: Path, rank: int) -> None:
+    """Install what is needed, say so once, and hand over to Megatron's trainer."""
+    import exits
+    import gpt  # type: ignore[import-not-found]
+    import wandb_face  # type: ignore[import-not-found]
+
+    face = wandb_face.install(folder / "metrics.jsonl")
+    exits.record_sigterm(folder / "exit" / f"rank{rank}.json", before=face.flush)
+    checkout = os.environ.get("MOEKIT_MEGATRON")
+    installed = [*install(checkout), wandb_face.INSTALLED]
+    if rank == 0:
+        exits.write_json(folder / "installed.json", installed)
+        for part in installed:
+            print(f"moekit: in this process: {part['name']} ({part['why']})", flush=True)
+    if checkout is None:
+        gpt.main()
+    else:
+        sys.argv[0] = str(Path(checkout, "pretrain_gpt.py"))
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def install(checkout: str | None) -> list[dict[str, str]]:
+    """Everything but the face of wandb, which must be there first; the list of what was put in."""
+    import cuda_on_cpu  # type: ignore[import-not-found]
+    import fixes  # type: ignore[import-not-found]
+    import hooks  # type: ignore[import-not-found]
+    import torch
+
+    installed = []
+    if os.environ.get("MOEKIT_DEVICE") == "cpu" and not torch.cuda.is_available():
+        cuda_on_cpu.install()
+        installed.append(cuda_on_cpu.INSTALLED)
+    if checkout is not None:
+        sys.path.insert(0, checkout)  # after our own imports: the checkout's modules may have the names of ours
+    last_iters = int(os.environ.get("MOEKIT_ROUTING_TRACE_LAST_ITERS") or 0)
+    return [*installed, *fixes.install(), *hooks.install(last_iters)]
+
+
+if __name__ == "__main__":
+    main()

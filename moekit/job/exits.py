@@ -1,0 +1,76 @@
+"""How this rank ended: `attempts/N/exit/rankR.json`, since torchrun reports every failure as exit code 1.
+
+A rank that leaves no record was killed (SIGKILL, out of memory, a lost node).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any, Callable
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` to `path` as a whole or not at all; folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(value) + "\n")
+    temporary.replace(path)
+
+
+def record(path: Path, code: int, reason: str) -> None:
+    """Say that this rank ends with exit code `code` (128 + n for signal n), and why."""
+    write_json(path, {"code": code, "reason": reason, "time": time.time()})
+
+
+def run_recorded(program: Callable[[], object], path: Path) -> None:
+    """Run `program`, record its ending in `path`, and end as it did."""
+    try:
+        program()
+    except SystemExit as stop:
+        # What `sys.exit` was given: nothing, a code, or a text that the interpreter prints, ending with 1.
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        record(path, code, f"SystemExit: {stop.code}")
+        raise
+    except KeyboardInterrupt:
+        record(path, 128 + signal.SIGINT, "SIGINT")
+        raise
+    except BaseException as failure:
+        record(path, 1, f"{type(failure).__name__}: {failure}"[:2000])
+        raise
+    record(path, 0, "ok")
+
+
+def record_sigterm(path: Path, before: Callable[[], object]) -> None:
+    """On SIGTERM (torchrun stopping the ranks, Slurm preempting the job) call `before`, record, and end at once.
+
+    A thread does it, woken by the signal's wakeup descriptor: the main thread may be waiting in a collective for a rank
+    that is gone, and would not reach a Python handler before torchrun's SIGKILL. Where Megatron installs a handler of
+    its own (`--exit-signal-handler`), that one decides.
+    """
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+
+    def ours(signum: int, frame: object) -> None:
+        """Does nothing; that it is a Python function makes the interpreter write to the descriptor."""
+
+    def wait() -> None:
+        while True:
+            if signal.SIGTERM in os.read(read_end, 64) and signal.getsignal(signal.SIGTERM) is ours:
+                before()
+                record(path, 128 + signal.SIGTERM, "SIGTERM")
+                os._exit(128 + signal.SIGTERM)
+
+    def forget() -> None:
+        """In a forked child (a data loader's worker): its SIGTERM is its own."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    signal.signal(signal.SIGTERM, ours)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=forget)
+    threading.Thread(target=wait, name="moekit-sigterm", daemon=True).start()

@@ -1,0 +1,87 @@
+"""Repairs of Megatron's own defects, each with its reason; each steps aside where the defect is not there.
+
+Every repair is a function that returns what it did, or None. Versions are told apart by what they contain, not by number:
+a checkout may carry any.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def install() -> list[dict[str, str]]:
+    """Repair what needs it in the Megatron on `sys.path`; the list of what was done."""
+    return [done for done in (dataset_helpers(), optimizer_resume()) if done]
+
+
+def dataset_helpers() -> dict[str, str] | None:
+    """Take the wheel's compiled dataset helpers for compiled.
+
+    `_compile_dependencies` runs `make` in megatron/core/datasets without asking. The wheel ships the built extension
+    but no Makefile, so `make` fails and `compile_helpers` ends the job with exit code 1. Steps aside where a Makefile is.
+    """
+    from megatron.core.datasets import utils
+
+    if Path(utils.__file__).with_name("Makefile").exists():
+        return None
+
+    def compile_helpers() -> None:
+        from megatron.core.datasets import helpers_cpp  # noqa: F401  a broken install fails here, as early as `make` did
+
+    utils.compile_helpers = compile_helpers
+    return {
+        "name": "dataset_helpers",
+        "why": "the wheel has its dataset helpers built, without the Makefile that Megatron runs to build them",
+        "source": "megatron/core/datasets/utils.py: compile_helpers",
+    }
+
+
+def optimizer_resume() -> dict[str, str] | None:
+    """Let the distributed optimizer load its checkpoint when torch's own AdamW is the inner one.
+
+    With neither Transformer Engine nor Apex, Adam's step count lives in each parameter's state, and loading breaks:
+
+    1. `state_dict` reads that count from the state; before a load there is none and it asserts;
+    2. `load_state_dict` gives all parameters one and the same step tensor, so each of them counts for all;
+    3. the parameter state is then copied over it, with the step of the empty template (dp_reshardable), or a KeyError
+       since it has none (fully_reshardable). The right step is the parameter groups', loaded before.
+
+    Steps aside where Transformer Engine or Apex brings the optimizer.
+    """
+    from megatron.core.optimizer import distrib_optimizer
+
+    if getattr(distrib_optimizer, "HAVE_APEX_OR_TE", True):
+        return None
+    import torch
+
+    optimizer_class = distrib_optimizer.DistributedOptimizer
+    save, load = optimizer_class.state_dict, optimizer_class.load_state_dict
+    copy_in = optimizer_class._set_main_param_and_optimizer_states
+
+    def state_dict(self: Any) -> Any:
+        state = self.optimizer.state
+        if state:
+            return save(self)
+        parameter = next(p for group in self.optimizer.param_groups for p in group["params"])
+        state[parameter] = {"step": torch.tensor(0.0)}
+        try:
+            return save(self)
+        finally:
+            state.clear()
+
+    def load_state_dict(self: Any, saved: Any) -> None:
+        load(self, saved)
+        for state in self.optimizer.state.values():
+            state["step"] = state["step"].clone()
+
+    def copy_without_step(self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
+        copy_in(self, model_param, {**tensors, "step": None})
+
+    optimizer_class.state_dict, optimizer_class.load_state_dict = state_dict, load_state_dict
+    optimizer_class._set_main_param_and_optimizer_states = copy_without_step
+    return {
+        "name": "optimizer_resume",
+        "why": "the distributed optimizer cannot load its checkpoint without Transformer Engine or Apex",
+        "source": "megatron/core/optimizer/distrib_optimizer.py: state_dict, load_state_dict",
+    }

@@ -1,0 +1,238 @@
+"""The module that Megatron finds as `wandb`: it takes Megatron's calls and appends JSON lines, and nothing else.
+
+One line a step, `{"step": 10, "time": 1764.0, "metrics": {"lm loss": 8.3, ...}}`, since Megatron logs one scalar a call;
+where more than `QUIET_SECONDS` pass between the scalars of a step (an evaluation), it takes two lines: a reader merges by
+step. Besides them `{"event": "config", "config": {...}}`, each adding to the ones before, and `{"event": "finish"}`.
+NaN and infinities are the texts "NaN", "Infinity" and "-Infinity". Whatever reads the lines runs outside the training process.
+
+What Megatron needs of it (0.19.2): `megatron.core.timers` imports wandb on every rank and compares `writer == wandb`, so it
+must stand in `sys.modules` before Megatron is imported; `wandb.init(dir, name, project, config, entity)` comes on the last
+rank only (training/global_vars.py: _set_wandb_writer), with all of Megatron's arguments as config; artifacts come with
+every checkpoint, outside any `try` (training/wandb_utils.py). Nothing here raises: what fails is warned of once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import enum
+import functools
+import importlib.machinery
+import json
+import math
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+from typing import Any, Callable, TextIO
+
+QUIET_SECONDS = 5.0  # a step that has been quiet for so long is written
+
+INSTALLED = {
+    "name": "wandb_face",
+    "why": "Megatron's metrics become lines of attempts/N/metrics.jsonl; Weights & Biases is not used",
+    "source": "megatron/training/global_vars.py: _set_wandb_writer",
+}
+
+
+def install(path: Path) -> WandbFace:
+    """Become `wandb` in this process, writing to `path` once Megatron calls `init`."""
+    face = WandbFace(path)
+    sys.modules["wandb"] = face
+    return face
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it: enums by name, functions and types by their name, anything else as text."""
+    if isinstance(value, enum.Enum):
+        return value.name
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return json_float(value)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if callable(value):
+        return getattr(value, "__qualname__", type(value).__name__)
+    return str(value)
+
+
+def json_float(value: float) -> float | str:
+    """`value`, or its JavaScript name where JSON has no number for it."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def number(value: Any) -> Any:
+    """A Python number for a number or a tensor of one element; a GPU's tensor is copied there and read later; else None."""
+    if isinstance(value, (bool, int, float)):
+        return value
+    if getattr(value, "numel", None) and value.numel() == 1 and value.device.type != "cpu":
+        return value.detach().clone()  # Megatron may reuse its buffer; reading it now would wait for the GPU
+    return read(value)
+
+
+def read(value: Any) -> Any:
+    """The number in a tensor or NumPy value of one element, or None."""
+    if isinstance(value, (bool, int, float)):
+        return value
+    count = value.numel() if hasattr(value, "numel") else getattr(value, "size", 0)
+    return value.item() if count == 1 else None
+
+
+def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+    """`method`, with its failure warned of (once a process) instead of raised into the training."""
+
+    @functools.wraps(method)
+    def call(self: WandbFace, *args: Any, **kwargs: Any) -> Any:
+        try:
+            with self._lock:
+                return method(self, *args, **kwargs)
+        except Exception as failure:
+            if not self._warned:
+                self._warned = True
+                text = f"{type(failure).__name__}: {failure}"
+                print(f"moekit: metrics are no longer complete: `{method.__name__}` fails: {text}", file=sys.stderr)
+            return None
+
+    return call
+
+
+class Artifact:
+    """A checkpoint that Megatron announces; the run directory has it already."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def add_reference(self, *_: Any, **__: Any) -> None:
+        """Nothing to add."""
+
+    add_file = add_dir = add_reference
+
+
+class Run:
+    """`wandb.run`: the names Megatron writes into `latest_wandb_artifact_path.txt`, and artifacts that go nowhere."""
+
+    entity = "local"
+
+    def __init__(self, project: str = "", name: str = "") -> None:
+        self.project, self.name = project, name
+
+    def log_artifact(self, *_: Any, **__: Any) -> None:
+        """Nothing to log."""
+
+    use_artifact = log_artifact
+
+
+class Config:
+    """`wandb.config`: what Megatron adds to its arguments after `init`."""
+
+    def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
+        self._write = write
+
+    def update(self, values: Any, **_: Any) -> None:
+        """Write `values` as a further config line."""
+        self._write(dict(values))
+
+
+class WandbFace(types.ModuleType):
+    """The module itself; `path` is opened by `init`."""
+
+    Artifact = Artifact
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("wandb", __doc__)
+        self.__version__ = "0"
+        self.__spec__ = importlib.machinery.ModuleSpec("wandb", None)  # others ask `find_spec("wandb")`
+        self.run: Run | None = None
+        self.config = Config(self._write_config)
+        self._path = path
+        self._file: TextIO | None = None
+        self._lock = threading.RLock()
+        self._warned = False
+        self._step: int | None = None
+        self._values: dict[str, Any] = {}
+        self._first_time = self._last_call = 0.0
+
+    def init(self, project: str = "", name: str = "", config: Any = None, **_: Any) -> Run:
+        """Open the file and write the config; `dir`, `entity` and everything else are ignored."""
+        self.run = Run(project or "", name or "")
+        self._open()
+        self._write_config(dict(config or {}))
+        return self.run
+
+    @guarded
+    def log(self, data: dict[str, Any], step: Any = None, **_: Any) -> None:
+        """Take the scalars of `data` for `step`; what is no number is left out."""
+        step = self._step if step is None else int(step)
+        if step != self._step:
+            self.flush()
+            self._step = step
+        if not self._values:
+            self._first_time = time.time()
+        for name, value in data.items():
+            taken = number(value)
+            if taken is not None:
+                self._values[str(name)] = taken
+        self._last_call = time.monotonic()
+
+    @guarded
+    def flush(self) -> None:
+        """Write the step that is being collected."""
+        values, self._values = self._values, {}
+        metrics = {name: json_float(read(value)) for name, value in values.items()}
+        if metrics:
+            self._write({"step": self._step, "time": self._first_time, "metrics": metrics})
+
+    @guarded
+    def finish(self, *_: Any, **__: Any) -> None:
+        """Write what is left and say that the run came to its end; a second call does nothing."""
+        self.flush()
+        if self._file is not None:
+            self._write({"event": "finish", "time": time.time()})
+            self._file.close()
+            self._file = None
+
+    @guarded
+    def _open(self) -> None:
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("a", buffering=1, encoding="utf-8")
+            atexit.register(self.flush)
+            threading.Thread(target=self._flush_when_quiet, name="moekit-metrics", daemon=True).start()
+            self._take_memory_of_tensorboard()
+
+    @guarded
+    def _write_config(self, config: dict[str, Any]) -> None:
+        # Trackio reserves keys that start with `_`; Megatron has such arguments.
+        values = {str(key).lstrip("_"): plain(value) for key, value in config.items()}
+        self._write({"event": "config", "config": values, "time": time.time()})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(line, allow_nan=False) + "\n")
+
+    def _flush_when_quiet(self) -> None:
+        while self._file is not None:
+            time.sleep(1.0)
+            with self._lock:
+                quiet = time.monotonic() - self._last_call >= QUIET_SECONDS
+                # A GPU's values wait for the training's own thread: reading them here could break a graph capture.
+                if quiet and all(isinstance(value, (bool, int, float)) for value in self._values.values()):
+                    self.flush()
+
+    def _take_memory_of_tensorboard(self) -> None:
+        """Megatron writes its `mem-*` values to TensorBoard only (training/training.py: training_log)."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        add_scalar = SummaryWriter.add_scalar
+
+        @functools.wraps(add_scalar)
+        def add(writer: Any, tag: str, value: Any, global_step: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if tag.startswith("mem-"):
+                self.log({tag: value}, global_step)
+            return add_scalar(writer, tag, value, global_step, *args, **kwargs)
+
+        SummaryWriter.add_scalar = add
