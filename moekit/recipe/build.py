@@ -1,0 +1,225 @@
+"""A node tree and a dataclass to an instance: the field's type decides how a scalar is read.
+
+Nothing is coerced and nothing is skipped: an unknown key, a wrong type or a value out of bounds is a problem with its
+own place, and all of them are collected.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from moekit.problems import Problem
+from moekit.recipe import nodes
+from moekit.recipe.schema.markers import AtLeast, FreeText
+
+_INT = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
+_FLOAT = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
+
+
+class Refused(Exception):
+    """A value that a field cannot take; becomes a `Problem` at the value's place."""
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(what)
+        self.what, self.hint = what, hint
+
+
+@functools.cache
+def markers(cls: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """For each field of a dataclass, its type without null and its markers (`Flag`, `AtLeast`, ...)."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: _unwrapped(hints[field.name]) for field in fields(cls)}
+
+
+def _unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    marks = getattr(hint, "__metadata__", ())
+    hint = getattr(hint, "__origin__", hint) if marks else hint
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = (arm for arm in get_args(hint) if arm is not type(None))
+    return hint, marks
+
+
+def build[T](cls: type[T], node: nodes.Mapping, problems: list[Problem], owner: str = "", elsewhere: Elsewhere | None = None) -> T:
+    """An instance of dataclass `cls` from a mapping; what cannot be taken is left unset and added to `problems`.
+
+    `owner` is the dotted name of the mapping. `elsewhere` names the field that says an unknown key, if there is one.
+    """
+    known = markers(cls)
+    values: dict[str, Any] = {}
+    for key, (place, value) in node.entries.items():
+        name = f"{owner}.{key}" if owner else key
+        if key not in known:
+            problems.append(_unknown(place, key, owner, known, elsewhere))
+            continue
+        hint, marks = known[key]
+        if is_dataclass(hint):
+            if isinstance(value, nodes.Mapping):
+                values[key] = build(hint, value, problems, name, elsewhere)
+            elif not (isinstance(value, nodes.Scalar) and value.is_null):
+                problems.append(Problem(str(value.place), f"`{name}` must be a section of `key: value` lines"))
+            continue
+        try:
+            values[key] = _value(value, hint, marks)
+        except Refused as refused:
+            problems.append(Problem(str(value.place), f"`{name}` {refused.what}", refused.hint))
+    for required in (f for f in fields(cls) if _is_required(f) and f.name not in values):  # type: ignore[arg-type]
+        if required.name not in node.entries:
+            problems.append(Problem(str(node.place), f"`{required.name}` is missing"))
+        values[required.name] = None
+    return cls(**{key: value for key, value in values.items() if value is not None or not _has_value(cls, key)})
+
+
+def _is_required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _has_value(cls: Any, key: str) -> bool:
+    """Whether a field's default is a value and not null: null in the recipe then means that default."""
+    default = next(field.default for field in fields(cls) if field.name == key)
+    return default is not None and default is not MISSING
+
+
+Elsewhere = Callable[[str], str | None]
+
+
+def _unknown(place: nodes.Place, key: str, owner: str, known: Mapping[str, Any], elsewhere: Elsewhere | None) -> Problem:
+    name = f"{owner}.{key}" if owner else key
+    said = elsewhere(key) if elsewhere else None
+    if said and said.rpartition(".")[2] == key:
+        hint = f"did you mean `{said}`?"
+    elif said:
+        hint = f"that is Megatron's name; in a recipe it is `{said}`"
+    else:
+        close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+        hint = f"did you mean `{close[0]}`?" if close else f"there are {', '.join(f'`{k}`' for k in known)}"
+        if not close and len(known) > 24:
+            hint = "`moekit schema` lists every field"
+    kind = "section" if not owner and is_section_list(known) else "field"
+    return Problem(str(place), f"unknown {kind} `{name}`", hint)
+
+
+def is_section_list(known: Mapping[str, Any]) -> bool:
+    """Whether the fields of a dataclass are mostly sections."""
+    return any(is_dataclass(hint) for hint, _ in known.values())
+
+
+def _value(node: nodes.Node, hint: Any, marks: tuple[Any, ...]) -> Any:
+    if isinstance(node, nodes.Scalar) and node.is_null:
+        return None
+    origin = get_origin(hint)
+    if origin is tuple:
+        items = node.items if isinstance(node, nodes.Sequence) else (node,)
+        if not items:
+            raise Refused("is an empty list", "write `null` to unset it")
+        return tuple(_element(item, get_args(hint)[0], marks) for item in items)
+    if origin is Mapping:
+        return _environment(node)
+    if hasattr(hint, "parse") and isinstance(node, nodes.Sequence):
+        node = nodes.Scalar(node.place, "[" + ",".join(_text(item) for item in node.items) + "]", True)
+    return _element(node, hint, marks)
+
+
+def _element(node: nodes.Node, hint: Any, marks: tuple[Any, ...]) -> Any:
+    if not isinstance(node, nodes.Scalar):
+        raise Refused(f"must be {_kind(hint)}, not a {'list' if isinstance(node, nodes.Sequence) else 'section'}")
+    value = _scalar(node, hint, marks)
+    for mark in marks:
+        if isinstance(mark, AtLeast) and value < mark.least:
+            raise Refused(f"must be at least {mark.least:g}, not {node.text}")
+    return value
+
+
+def _scalar(node: nodes.Scalar, hint: Any, marks: tuple[Any, ...]) -> Any:
+    text = node.text
+    if hint is str:
+        if any(isinstance(mark, FreeText) for mark in marks):
+            return text.strip()
+        return _one_line(text)
+    if hasattr(hint, "parse"):
+        try:
+            return hint.parse(text)
+        except ValueError as reason:
+            raise Refused(f"`{_shown(text)}` {reason}") from None
+    if get_origin(hint) is Literal:
+        return one_of(text, get_args(hint))
+    if node.plain and hint is bool and text in ("true", "false"):
+        return text == "true"
+    if node.plain and hint is int and _INT.fullmatch(text):
+        return int(text)
+    if node.plain and hint is float and _FLOAT.fullmatch(text):
+        number = float(text)
+        if number in (float("inf"), float("-inf")):
+            raise Refused(f"must be a finite number, not `{_shown(text)}`")
+        return number
+    raise Refused(f"must be {_kind(hint)}, not `{_shown(text)}`", _type_hint(node, hint))
+
+
+def one_of(text: str, choices: tuple[str, ...]) -> str:
+    """`text` if it is among `choices`, else refused with the closest."""
+    if text in choices:
+        return text
+    close = difflib.get_close_matches(text, choices, n=1)
+    raise Refused(f"must be one of {', '.join(choices)}, not `{_shown(text)}`", f"did you mean `{close[0]}`?" if close else "")
+
+
+def _one_line(text: str) -> str:
+    if found := _CONTROL.search(text):
+        name = "a newline" if found.group() == "\n" else f"a control character ({found.group()!r})"
+        raise Refused(f"has {name}, which no command line carries")
+    return text
+
+
+def _environment(node: nodes.Node) -> dict[str, str | None]:
+    if not isinstance(node, nodes.Mapping):
+        raise Refused("must be `NAME: value` lines")
+    result: dict[str, str | None] = {}
+    for name, (place, value) in node.entries.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise Refused(f"has the name `{_shown(name)}` (line {place.line}); a variable's has letters, digits and `_`")
+        if not isinstance(value, nodes.Scalar):
+            raise Refused(f"has no plain value for `{name}` (line {place.line})")
+        if re.search(r"TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIAL", name.upper()) and not value.is_null:
+            raise Refused(
+                f"gives `{name}` a value (line {place.line})",
+                f"a secret travels by name only: set it in your shell and list it, `secrets: [{name}]`",
+            )
+        result[name] = None if value.is_null else _one_line(value.text)
+    return result
+
+
+def _kind(hint: Any) -> str:
+    if hint is bool:
+        return "`true` or `false`"
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(get_args(hint))}"
+    return {int: "an integer", float: "a number", str: "text"}.get(hint, "text")
+
+
+def _type_hint(node: nodes.Scalar, hint: Any) -> str:
+    lowered = node.text.lower()
+    if hint is bool and lowered in ("yes", "on", "y", "true", "1"):
+        return "write `true`"
+    if hint is bool and lowered in ("no", "off", "n", "false", "0"):
+        return "write `false`"
+    if not node.plain and (hint is bool or _FLOAT.fullmatch(node.text)):
+        return "write it without quotes"
+    if hint is int and _FLOAT.fullmatch(node.text) and float(node.text).is_integer():
+        return f"write `{int(float(node.text))}`"
+    return ""
+
+
+def _text(node: nodes.Node) -> str:
+    return node.text if isinstance(node, nodes.Scalar) else "?"
+
+
+def _shown(text: str) -> str:
+    """A user's value, short and on one line."""
+    line = _CONTROL.sub("?", text)
+    return line if len(line) <= 60 else line[:57] + "..."

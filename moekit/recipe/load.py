@@ -1,0 +1,168 @@
+"""A recipe file and all it inherits from, as one `Recipe` whose every value knows where it comes from."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+
+from moekit import share
+from moekit.problems import MoekitError, Problem
+from moekit.recipe import nodes
+from moekit.recipe.build import build, markers
+from moekit.recipe.schema import Recipe
+from moekit.recipe.schema.markers import Flag, Owned
+
+MOST_BASES = 16
+
+
+@dataclass(frozen=True)
+class Source:
+    """The merged tree behind a loaded file."""
+
+    shown: str
+    tree: nodes.Mapping
+
+    def find(self, name: str) -> nodes.Node | None:
+        """The node of a dotted name, null ones included; None where no file mentions it."""
+        node: nodes.Node = self.tree
+        for key in name.split("."):
+            entry = node.entries.get(key) if isinstance(node, nodes.Mapping) else None
+            if entry is None:
+                return None
+            node = entry[1]
+        return node
+
+    def where(self, *names: str) -> str:
+        """`file:line` of the first of the dotted names that is set, else of a section among them, else the file."""
+        for name in (*names, *(name.rpartition(".")[0] for name in names)):
+            node = self.find(name) if name else None
+            if node is not None:
+                return str(node.place)
+        return self.shown
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A recipe and where its values come from."""
+
+    recipe: Recipe
+    source: Source
+    name: str
+    """The recipe's own name: its file's stem."""
+    problems: tuple[Problem, ...] = ()
+    """What could not be read; the recipe then lacks those values. Only `load_partly` leaves any."""
+
+
+def load(given: str) -> Loaded:
+    """The recipe of a path or of a shipped name.
+
+    Raises:
+        MoekitError: with every problem of every file it inherits from, each with its file and line.
+    """
+    loaded = load_partly(given)
+    if loaded.problems:
+        raise MoekitError(*loaded.problems)
+    return loaded
+
+
+def load_partly(given: str) -> Loaded:
+    """Like `load`, but what a field cannot take is left unset and listed, so that later checks can be made as well."""
+    path = find(given)
+    shown = given if path == Path(given) else show(path)
+    problems: list[Problem] = []
+    tree = _inherited(path, shown, ())
+    recipe = build(Recipe, tree, problems, elsewhere=field_that_says)
+    return Loaded(recipe, Source(shown, tree), path.stem, tuple(problems))
+
+
+def load_as[T](cls: type[T], path: Path, shown: str) -> tuple[T, Source]:
+    """An instance of another dataclass from a YAML file of its own, by the same rules, without inheritance."""
+    problems: list[Problem] = []
+    tree = nodes.read(path, shown)
+    value = build(cls, tree, problems)
+    if problems:
+        raise MoekitError(*problems)
+    return value, Source(shown, tree)
+
+
+def find(given: str, folder: Path = Path(), place: str = "") -> Path:
+    """The file that a path, from `folder`, or a shipped name means."""
+    path = folder / given
+    if path.is_file() or (path.exists() and not path.is_dir()):
+        return path
+    shipped = share.folder("recipes") / f"{given}.yaml"
+    if not given.endswith(".yaml") and not os.path.isabs(given) and shipped.is_file():
+        return shipped
+    names = share.shipped_recipes()
+    stem = given.removesuffix(".yaml").removeprefix("recipes/")
+    close = difflib.get_close_matches(stem, names, n=1)
+    hint = f"did you mean the shipped `{close[0]}`?" if close else f"shipped are {', '.join(names)}"
+    what = f"there is no recipe `{given}`" if not path.is_dir() else f"`{given}` is a directory"
+    raise MoekitError(Problem(place, what, hint))
+
+
+def show(path: Path) -> str:
+    """A path as the user would name it: from the working directory where it lies below."""
+    resolved = path.resolve()
+    try:
+        return resolved.relative_to(Path.cwd()).as_posix()
+    except ValueError:
+        return str(resolved)
+
+
+def _inherited(path: Path, shown: str, children: tuple[tuple[Path, str], ...]) -> nodes.Mapping:
+    """The tree of a file over its base's; `base` itself stays the child's own."""
+    tree = nodes.read(path, shown)
+    if "base" not in tree.entries:
+        return tree
+    base = tree.entries["base"][1]
+    if not isinstance(base, nodes.Scalar):
+        raise MoekitError(Problem(str(base.place), "`base` must be one path or name", "a recipe has one parent"))
+    if base.is_null:
+        return tree
+    chain = (*children, (path.resolve(), shown))
+    parent = find(base.text, path.parent, str(base.place))
+    parent_shown = os.path.normpath(Path(shown).parent / base.text) if parent == path.parent / base.text else show(parent)
+    if parent.resolve() in [seen for seen, _ in chain]:
+        steps = " → ".join([name for _, name in chain] + [parent_shown])
+        raise MoekitError(Problem(str(base.place), f"recipe inherits from itself: {steps}"))
+    if len(chain) >= MOST_BASES:
+        raise MoekitError(Problem(str(base.place), f"inherits through more than {MOST_BASES} files"))
+    return nodes.merged(_inherited(parent, parent_shown, chain), tree)
+
+
+@functools.cache
+def fields_by_option() -> dict[str, str]:
+    """For each Megatron option that a field says, the field's dotted name."""
+    return {option: name for name, _, option in _options()}
+
+
+@functools.cache
+def field_that_says(key: str) -> str | None:
+    """The field meant by a key that is not one here: Megatron's own name, or a name of another section."""
+    option = "--" + key.lstrip("-").replace("_", "-")
+    if option in fields_by_option():
+        return fields_by_option()[option]
+    homes = [f"{section}.{key}" for section, cls in sections() if key in markers(cls)]
+    return homes[0] if len(homes) == 1 else None
+
+
+def sections() -> list[tuple[str, type]]:
+    """The recipe's sections in order, each with its dataclass."""
+    return [(name, hint) for name, (hint, _) in markers(Recipe).items() if is_dataclass(hint)]
+
+
+def _options() -> list[tuple[str, str, str]]:
+    """(dotted field, section, option) for every option that a field says."""
+    found = []
+    for section, cls in sections():
+        for field in fields(cls):
+            for mark in markers(cls)[field.name][1]:
+                options = (mark.option,) if isinstance(mark, Flag) else mark.options if isinstance(mark, Owned) else ()
+                found += [(f"{section}.{field.name}", section, option) for option in options]
+    return found
+
+

@@ -1,0 +1,156 @@
+"""The two small languages Megatron reads from an argument, read by a grammar of our own: never evaluated, bounded.
+
+Megatron hands `--moe-layer-freq` to `eval` and expands a pipeline layout by regular expressions, so a slip there is a
+traceback, a wrong model or a full memory. Both texts reach the command line exactly as written.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MOST_LAYERS = 10_000
+"""Longest expansion either language may have; the largest published models have a few hundred layers."""
+
+_TOKEN = re.compile(r"\d+|[\[\]()+*,]")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPattern:
+    """Which layers are MoE (`--moe-layer-freq`, megatron/training/arguments.py:326 at 0.19.2)."""
+
+    text: str
+    period: int | None
+    """N of "every N-th layer, beginning with the first"; None for an explicit pattern."""
+    layers: tuple[int, ...]
+    """One 0 (dense) or 1 (MoE) for each layer; empty with `period`."""
+
+    @classmethod
+    def parse(cls, text: str) -> LayerPattern:
+        """Read `N`, `[0,1,1]` or `([0]*1+[1]*15)`; `ValueError` says what is wrong with `text`."""
+        if " " in text or "'" in text or '"' in text:
+            raise ValueError("has a space or a quote, which Megatron refuses; write it without")
+        if re.fullmatch(r"\d+", text):
+            if not 1 <= int(text) <= MOST_LAYERS:
+                raise ValueError(f"must be from 1 to {MOST_LAYERS:,}")
+            return cls(text, int(text), ())
+        tokens = _TOKEN.findall(text)
+        if "".join(tokens) != text:
+            raise ValueError("may only have digits and `[ ] ( ) + * ,`")
+        value, rest = _sum(tokens)
+        if rest:
+            raise ValueError(f"cannot be read from `{''.join(rest)}` on")
+        if isinstance(value, int):
+            raise ValueError("is a number where a list such as `[0]*1+[1]*15` is meant")
+        if wrong := [number for number in value if number not in (0, 1)]:
+            raise ValueError(f"has the value {wrong[0]}; a layer is 0 (dense) or 1 (MoE)")
+        return cls(text, None, tuple(value))
+
+    def is_moe(self, num_layers: int) -> tuple[bool, ...]:
+        """Whether each of `num_layers` layers is MoE. `# (layer)`"""
+        if self.period is not None:
+            return tuple(layer % self.period == 0 for layer in range(num_layers))
+        return tuple(layer == 1 for layer in self.layers)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+_Value = int | list[int]
+
+
+def _sum(tokens: list[str]) -> tuple[_Value, list[str]]:
+    value, tokens = _product(tokens)
+    while tokens and tokens[0] == "+":
+        right, tokens = _product(tokens[1:])
+        if isinstance(value, int) or isinstance(right, int):
+            raise ValueError("adds a number, where only lists can be joined")
+        value = _bounded(len(value) + len(right)) and value + right
+    return value, tokens
+
+
+def _product(tokens: list[str]) -> tuple[_Value, list[str]]:
+    value, tokens = _atom(tokens)
+    while tokens and tokens[0] == "*":
+        right, tokens = _atom(tokens[1:])
+        if isinstance(value, int):
+            value, right = right, value
+        if isinstance(value, int) or not isinstance(right, int):
+            raise ValueError("multiplies two of a kind; `*` repeats a list a number of times")
+        value = _bounded(len(value) * right) and value * right
+    return value, tokens
+
+
+def _atom(tokens: list[str]) -> tuple[_Value, list[str]]:
+    if not tokens:
+        raise ValueError("ends in the middle")
+    first, rest = tokens[0], tokens[1:]
+    if first == "(":
+        value, rest = _sum(rest)
+        if rest[:1] != [")"]:
+            raise ValueError("has an unclosed `(`")
+        return value, rest[1:]
+    if first == "[":
+        end = rest.index("]") if "]" in rest else -1
+        if end < 0:
+            raise ValueError("has an unclosed `[`")
+        items = rest[:end]
+        if not items or items[1::2] != [","] * len(items[1::2]) or not all(item.isdigit() for item in items[::2]):
+            raise ValueError("has a list that is not numbers with commas between")
+        return [int(item) for item in items[::2]], rest[end + 1 :]
+    if first.isdigit():
+        return int(first), rest
+    raise ValueError(f"has `{first}` where a list or a number is meant")
+
+
+def _bounded(length: int) -> bool:
+    if not 1 <= length <= MOST_LAYERS:
+        raise ValueError(f"expands to {length:,} layers; from 1 to {MOST_LAYERS:,} are possible")
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineLayout:
+    """Which layers each stage holds (megatron/core/transformer/pipeline_parallel_layer_layout.py:283 at 0.19.2)."""
+
+    text: str
+    stages: tuple[str, ...]
+    """For each virtual stage in order, its layers as letters: `E` embedding, `t` transformer, `m` MTP, `L` loss."""
+
+    @classmethod
+    def parse(cls, text: str) -> PipelineLayout:
+        """Read a layout such as `Et*3|(tt|)*29,m|L`; `ValueError` says what is wrong with `text`."""
+        if wrong := re.search(r"[^EtmL|,()*\d]", text):
+            raise ValueError(f"has `{wrong.group()}`; it may only have `E`, `t`, `m`, `L`, `|`, `,` and `( )*n`")
+        expanded = _repeat(text.replace(",", ""), r"\(([^()]+)\)\*(\d+)")
+        expanded = _repeat(expanded, r"([EtmL|])\*(\d+)")
+        if wrong := re.search(r"[^EtmL|]", expanded):
+            raise ValueError(
+                f"has a `{wrong.group()}` out of place; `x*n` repeats a letter, `(..)*n` a group without inner groups"
+            )
+        stages = tuple(expanded.split("|"))
+        if not (stages[0].startswith("E") and expanded.count("E") == 1):
+            raise ValueError("must have one `E` (embedding), at its very beginning")
+        if not (stages[-1].endswith("L") and expanded.count("L") == 1):
+            raise ValueError("must have one `L` (loss), at its very end")
+        if "m" in expanded and "t" in expanded[expanded.index("m") :]:
+            raise ValueError("has a `t` behind an `m`; prediction depths come after all layers")
+        return cls(text, stages)
+
+    def count(self, letter: str) -> int:
+        """How many layers of a kind there are in all."""
+        return sum(stage.count(letter) for stage in self.stages)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _repeat(text: str, pattern: str) -> str:
+    def repeated(match: re.Match[str]) -> str:
+        times = int(match.group(2))
+        _bounded(len(match.group(1)) * times)
+        return match.group(1) * times
+
+    expanded = re.sub(pattern, repeated, text)
+    _bounded(len(expanded))
+    return expanded
