@@ -1,0 +1,93 @@
+"""The metrics of a run, from `attempts/N/metrics.jsonl`: what Megatron logged, one line a step.
+
+The writer is `moekit/job/wandb_face.py` on the last rank. Steps are Megatron's iterations, counted from 1. Lines that a
+killed process left half written are passed over; those still being written wait.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moekit.watch.rankfile import Tail
+
+_NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+
+
+@dataclass(frozen=True)
+class Step:
+    """What was logged at one step of one attempt; a step may come in several lines, each with other metrics."""
+
+    attempt: int
+    step: int
+    time: float
+    """Seconds since the epoch."""
+    metrics: Mapping[str, float]
+
+
+def attempts(run_dir: Path) -> list[int]:
+    """The attempts of a run that have a folder, in order."""
+    return sorted(int(path.name) for path in (run_dir / "attempts").glob("*") if path.name.isdecimal())
+
+
+class MetricsReader:
+    """Follows a run's metrics over all its attempts, also those that begin later.
+
+    `configs` holds Megatron's arguments by attempt, `finished` the attempts whose training ended by itself; both grow
+    with `poll`.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._tails: dict[int, Tail] = {}
+        self.configs: dict[int, dict[str, Any]] = {}
+        self.finished: set[int] = set()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Megatron's arguments in the newest attempt that told them, empty if none did."""
+        return self.configs[max(self.configs)] if self.configs else {}
+
+    def poll(self) -> list[Step]:
+        """The steps written since the last call, by attempt and then as written: a later one of the same step wins."""
+        return [step for attempt in attempts(self._run_dir) for step in self._read(attempt)]
+
+    def _read(self, attempt: int) -> Iterator[Step]:
+        path = self._run_dir / "attempts" / str(attempt) / "metrics.jsonl"
+        for line in self._tails.setdefault(attempt, Tail(path)).lines():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if not isinstance(record, dict):
+                continue
+            if record.get("event") == "config":
+                self.configs[attempt] = record["config"]
+            elif record.get("event") == "finish":
+                self.finished.add(attempt)
+            elif "step" in record and "metrics" in record:
+                yield Step(attempt, int(record["step"]), float(record["time"]), _numbers(record["metrics"]))
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that are numbers, with `NaN` and the infinities as floats again."""
+    values = {
+        name: _NOT_FINITE.get(value, value) if isinstance(value, str) else value for name, value in metrics.items()
+    }
+    return {name: value for name, value in values.items() if isinstance(value, int | float)}
+
+
+def history(run_dir: Path) -> dict[int, dict[str, float]]:
+    """All metrics by step, in step order; where attempts repeat a step, what the later one logged counts."""
+    return merge(MetricsReader(run_dir).poll())
+
+
+def merge(steps: list[Step]) -> dict[int, dict[str, float]]:
+    """Metrics by step, in step order, later ones over earlier ones."""
+    merged: dict[int, dict[str, float]] = {}
+    for step in steps:
+        merged.setdefault(step.step, {}).update(step.metrics)
+    return dict(sorted(merged.items()))
