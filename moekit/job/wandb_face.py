@@ -153,7 +153,8 @@ class WandbFace(types.ModuleType):
         self._lock = threading.RLock()
         self._warned = False
         self._step: int | None = None
-        self._values: dict[str, Any] = {}
+        self._values: dict[str, Any] = {}  # of the step, not yet written
+        self._names: set[str] = set()  # of the step, written or not
         self._first_time = self._last_call = 0.0
 
     def init(self, project: str = "", name: str = "", config: Any = None, **_: Any) -> Run:
@@ -169,13 +170,15 @@ class WandbFace(types.ModuleType):
         step = self._step if step is None else int(step)
         if step != self._step:
             self.flush()
-            self._step = step
+            self._step, self._names = step, set()
         if not self._values:
             self._first_time = time.time()
         for name, value in data.items():
-            taken = number(value)
+            # The first value of a name stays: Megatron's closing evaluation of the test set takes the validation's name.
+            taken = None if name in self._names else number(value)
             if taken is not None:
-                self._values[str(name)] = taken
+                self._values[name] = taken
+                self._names.add(name)
         self._last_call = time.monotonic()
 
     @guarded
