@@ -1,8 +1,8 @@
 """Megatron on a machine without a GPU: what it asks of CUDA, answered for a CPU.
 
-Megatron-Core takes a GPU for granted; on a CPU its own Python and torch's own kernels do the same work once these questions
-have an answer. Devices, streams and queries are replaced, and no arithmetic: every matmul, softmax, permutation,
-collective and optimizer step stays Megatron's and torch's own.
+Megatron-Core takes a GPU for granted; on a CPU its own Python and torch's own kernels do the same work once these
+questions have an answer. Devices, streams and queries are replaced, and no arithmetic: every matmul, softmax,
+permutation, collective and optimizer step stays Megatron's and torch's own.
 
 | asked                                                  | answered                                                    |
 |--------------------------------------------------------|-------------------------------------------------------------|
@@ -15,8 +15,8 @@ collective and optimizer step stays Megatron's and torch's own.
 | `torch.cuda` random state                              | the CPU generator                                           |
 | `torch.compile`                                        | the function itself: same code, run eagerly                 |
 
-Megatron's places that ask were logged once for 0.19.2: about 45 in the core (router.py:98, layers.py:302, optimizer.py:315,
-token_dispatcher.py:922 ...), 95 with the trainer and a checkpoint save.
+Where Megatron asks (0.19.2): some 45 places in the core (router.py:98, layers.py:302, optimizer.py:315,
+token_dispatcher.py:922 ...), some 95 with the trainer and a checkpoint save.
 """
 
 from __future__ import annotations
@@ -38,13 +38,22 @@ INSTALLED = {
 }
 
 _MEGATRON = ("megatron", "gpt_builders", "model_provider")  # top-level modules that are Megatron's
-_FACTORIES = """empty zeros ones full tensor as_tensor arange rand randn randint randperm linspace eye empty_strided
-empty_like zeros_like ones_like full_like rand_like randn_like""".split()
-_NEW = "new_empty new_zeros new_ones new_full new_tensor new_empty_strided".split()
-_NOTHING = """set_device set_stream synchronize empty_cache init ipc_collect reset_peak_memory_stats
-reset_max_memory_allocated manual_seed_all""".split()
-_ZERO = """current_device memory_allocated max_memory_allocated memory_reserved max_memory_reserved device_memory_used
-utilization""".split()
+# Functions of torch that take `device=`, and methods of Tensor that do.
+_FACTORIES = [
+    *("empty", "empty_strided", "zeros", "ones", "full", "eye", "arange", "linspace", "tensor", "as_tensor"),
+    *("rand", "randn", "randint", "randperm"),
+    *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"),
+]
+_METHODS = ["new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full", "new_tensor"]
+# Functions of torch.cuda that do nothing here, and those that answer 0.
+_NOTHING = [
+    *("init", "set_device", "set_stream", "synchronize", "empty_cache", "ipc_collect", "manual_seed_all"),
+    *("reset_peak_memory_stats", "reset_max_memory_allocated"),
+]
+_ZERO = [
+    *("current_device", "utilization", "device_memory_used"),
+    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
+]
 
 
 class Stream:
@@ -160,7 +169,7 @@ def _move_tensors(torch: Any, target: Any) -> None:
         return make_on_target
 
     tensor = torch.Tensor
-    for owner, names in ((torch, _FACTORIES), (tensor, _NEW)):
+    for owner, names in ((torch, _FACTORIES), (tensor, _METHODS)):
         for name in names:
             setattr(owner, name, redirected(getattr(owner, name)))
 

@@ -1,14 +1,15 @@
 """What torchrun starts on every rank: `python -m torch.distributed.run ... job/entry.py <Megatron's arguments>`.
 
-It installs what this process needs, before Megatron is imported, and runs the `pretrain_gpt.py` of a checkout, or `gpt.py`
-on the wheel. The working directory is the run directory. From the environment:
+It installs what this process needs, before Megatron is imported, and runs the `pretrain_gpt.py` of a checkout, or
+`gpt.py` on the wheel. The working directory is the run directory. From the environment:
 
 MOEKIT_ATTEMPT    the number of this (re)start; arguments that begin with `attempts/N/` get it in the place of N
 MOEKIT_DEVICE     `cpu` or `gpu`
 MOEKIT_MEGATRON   a Megatron-LM checkout; unset: the installed megatron-core
 MOEKIT_ROUTING_TRACE_LAST_ITERS   trace the routing of this many last iterations too; unset: none
 
-It writes, in `attempts/<number>/`: `installed.json` (rank 0), `metrics.jsonl` (the last rank), `exit/rank<r>.json` (each).
+It writes, in `attempts/<number>/`, `installed.json` (rank 0), `metrics.jsonl` (the last rank),
+`exit/rank<r>.json` (each).
 Importing this file does nothing: the processes that write checkpoints import it again.
 """
 

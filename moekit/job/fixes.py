@@ -1,7 +1,7 @@
 """Repairs of Megatron's own defects, each with its reason; each steps aside where the defect is not there.
 
-Every repair is a function that returns what it did, or None. Versions are told apart by what they contain, not by number:
-a checkout may carry any.
+Every repair is a function that returns what it did, or None. Versions are told apart by what they contain, not by their
+number: a checkout may carry any.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ def dataset_helpers() -> dict[str, str] | None:
     """Take the wheel's compiled dataset helpers for compiled.
 
     `_compile_dependencies` runs `make` in megatron/core/datasets without asking. The wheel ships the built extension
-    but no Makefile, so `make` fails and `compile_helpers` ends the job with exit code 1. Steps aside where a Makefile is.
+    but no Makefile, so `make` fails and `compile_helpers` ends the job with exit code 1. Steps aside where there is
+    one.
     """
     from megatron.core.datasets import utils
 

@@ -1,7 +1,7 @@
 """GPT pretraining on the `megatron.training` of the megatron-core wheel, which ships no `pretrain_gpt.py` of its own.
 
-Pretraining on tokens: no packed sequences, no supervised fine-tuning, no fill-in-the-middle, no distillation. Written for
-0.19.2; its losses equal those of a checkout's script to the last bit (tests/job/test_losses.py).
+Pretraining on tokens: no packed sequences, no supervised fine-tuning, no fill-in-the-middle, no distillation. Written
+for 0.19.2; its losses equal those of a checkout's script to the last bit (tests/job/test_losses.py).
 Shapes: (batch, sequence) for tokens, labels, loss mask and positions.
 """
 
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def forward_step(data: Any, model: Any, return_schedule_plan: bool = False) -> tuple[Any, Any]:
-    """One micro batch through `model`: its output (per-token losses on the last stage) and the function that reduces it.
+    """One micro batch through `model`: its output (on the last stage, losses by token) and what reduces it.
 
     `return_schedule_plan`: the plan of the layers instead, for `--overlap-moe-expert-parallel-comm`.
     """
@@ -50,7 +50,7 @@ def forward_step(data: Any, model: Any, return_schedule_plan: bool = False) -> t
 
 
 def batch(data: Any, vp_stage: int | None) -> tuple[Any, ...]:
-    """The tensors of `_BATCH` for this rank: its sequence shard under context parallelism, None where a stage has no use."""
+    """The tensors of `_BATCH` for this rank (under context parallelism its part of the sequence), or None."""
     from megatron.core import mpu
     from megatron.core.utils import get_batch_on_this_cp_rank, get_batch_on_this_tp_rank
     from megatron.training import get_args
@@ -63,7 +63,7 @@ def batch(data: Any, vp_stage: int | None) -> tuple[Any, ...]:
         sample = next(data)
         # The keys of packed sequences must be there, and are None.
         packed = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen", "local_cp_size", "hybrid_cp_group")
-        tensors = {key: None for key in packed}
+        tensors = dict.fromkeys(packed)
         for key in _BATCH:
             tensor = sample.get(key)
             tensors[key] = None if tensor is None else tensor.cuda(non_blocking=True)
@@ -90,7 +90,8 @@ def batch(data: Any, vp_stage: int | None) -> tuple[Any, ...]:
 def loss(loss_mask: Any, output: Any) -> tuple[Any, Any, dict[str, Any]]:
     """Sum of the losses of the tokens that count, how many count, and both for the log.
 
-    `output`: per-token losses, (batch, sequence). A NaN or an infinity ends the job where `--check-for-nan-in-loss-and-grad` asks.
+    `output`: losses by token, (batch, sequence). With `--check-for-nan-in-loss-and-grad` a NaN or infinity ends the
+    job.
     """
     import torch
     from megatron.core.rerun_state_machine import get_rerun_state_machine

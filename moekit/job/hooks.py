@@ -1,7 +1,7 @@
-"""What Megatron records of its routing, also where it would not: counts without Transformer Engine, traces without strays.
+"""What Megatron records of its routing: counts also without Transformer Engine, traces of training alone.
 
-Formats, files and moments are Megatron's (training/activation_logging.py, core/transformer/moe/router_trace.py); only which
-modules are heard, and when, is changed here.
+Formats, files and moments are Megatron's (training/activation_logging.py, core/transformer/moe/router_trace.py); what
+is changed here is which modules are heard, and when.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ def recomputing() -> bool:
 def tokens_per_expert() -> Installed | None:
     """Make `--save-tokens-per-expert-interval` count in local experts too, and each token once.
 
-    Megatron hooks the grouped linear layers of Transformer Engine only; without them it says nothing and writes nothing. The
-    local experts, SequentialMLP, get the same counts of the same name as second argument. Where Megatron's own hooks found
-    something, theirs are the only ones. Recomputed forwards, which would count a micro batch twice, are left out of both.
+    Megatron hooks the grouped linear layers of Transformer Engine only; without them it says nothing and writes
+    nothing. The local experts, SequentialMLP, get the same counts as their second argument. Where Megatron's own
+    hooks found something, theirs are the only ones. Recomputed forwards, which would count tokens twice, are left out
+    of both.
     """
     try:
         from megatron.core.transformer.moe.experts import SequentialMLP
@@ -77,8 +78,8 @@ def _as_grouped(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outp
 def routing_trace(last_iters: int) -> Installed | None:
     """Trace the first iterations and the last `last_iters`, and only what training routed.
 
-    Megatron's tracer stops for good after `--moe-routing-trace-max-training-iters`. It also records evaluations, under the
-    step of the iteration after, and recomputed forwards a second time.
+    Megatron's tracer stops for good after `--moe-routing-trace-max-training-iters`. It also records evaluations, under
+    the step of the iteration after, and recomputed forwards a second time.
     """
     try:
         from megatron.core.transformer.moe.router_trace import RouterTracer
@@ -124,7 +125,7 @@ def routing_trace(last_iters: int) -> Installed | None:
 
 
 def end_iteration(start: int, train_iters: int, exit_interval: int | None) -> int:
-    """The iteration before which a run that starts at `start` ends; `--exit-interval` ends it at a multiple of itself."""
+    """How many iterations are done when a run that starts at `start` ends; `--exit-interval` ends it at a multiple."""
     if not exit_interval:
         return train_iters
     return min(train_iters, (start // exit_interval + 1) * exit_interval)

@@ -1,14 +1,15 @@
 """The module that Megatron finds as `wandb`: it takes Megatron's calls and appends JSON lines, and nothing else.
 
-One line a step, `{"step": 10, "time": 1764.0, "metrics": {"lm loss": 8.3, ...}}`, since Megatron logs one scalar a call;
-where more than `QUIET_SECONDS` pass between the scalars of a step (an evaluation), it takes two lines: a reader merges by
-step. Besides them `{"event": "config", "config": {...}}`, each adding to the ones before, and `{"event": "finish"}`.
-NaN and infinities are the texts "NaN", "Infinity" and "-Infinity". Whatever reads the lines runs outside the training process.
+Megatron logs one scalar a call; a step is one line, `{"step": 10, "time": 1764.0, "metrics": {"lm loss": 8.3, ...}}`,
+or two where more than `QUIET_SECONDS` pass between its scalars (an evaluation): a reader merges by step. Besides them
+`{"event": "config", "config": {...}}`, each adding to the ones before, and `{"event": "finish"}`. NaN and infinities
+are the texts "NaN", "Infinity" and "-Infinity". Whatever reads the lines runs outside the training process.
 
-What Megatron needs of it (0.19.2): `megatron.core.timers` imports wandb on every rank and compares `writer == wandb`, so it
-must stand in `sys.modules` before Megatron is imported; `wandb.init(dir, name, project, config, entity)` comes on the last
-rank only (training/global_vars.py: _set_wandb_writer), with all of Megatron's arguments as config; artifacts come with
-every checkpoint, outside any `try` (training/wandb_utils.py). Nothing here raises: what fails is warned of once.
+What Megatron needs of it (0.19.2): `megatron.core.timers` imports wandb on every rank and compares `writer == wandb`,
+so it must stand in `sys.modules` before Megatron is imported; `wandb.init(dir, name, project, config, entity)` comes
+on the last rank only (training/global_vars.py: _set_wandb_writer), with all of Megatron's arguments as config;
+artifacts come with every checkpoint, outside any `try` (training/wandb_utils.py). Nothing here raises: a failure is
+warned of once.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def json_float(value: float) -> float | str:
 
 
 def number(value: Any) -> Any:
-    """A Python number for a number or a tensor of one element; a GPU's tensor is copied there and read later; else None."""
+    """The number in `value`, None where it holds no single one; a GPU's tensor is copied there, to be read later."""
     if isinstance(value, (bool, int, float)):
         return value
     if getattr(value, "numel", None) and value.numel() == 1 and value.device.type != "cpu":
@@ -174,7 +175,7 @@ class WandbFace(types.ModuleType):
         if not self._values:
             self._first_time = time.time()
         for name, value in data.items():
-            # The first value of a name stays: Megatron's closing evaluation of the test set takes the validation's name.
+            # The first value of a name stays: Megatron's closing evaluation of the test set uses the validation's name.
             taken = None if name in self._names else number(value)
             if taken is not None:
                 self._values[name] = taken
