@@ -32,7 +32,7 @@ class Refused(Exception):
 
 
 @functools.cache
-def markers(cls: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+def markers(cls: type[Any]) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """For each field of a dataclass, its type without null and its markers (`Flag`, `AtLeast`, ...)."""
     hints = get_type_hints(cls, include_extras=True)
     return {field.name: _unwrapped(hints[field.name]) for field in fields(cls)}
@@ -46,12 +46,14 @@ def _unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     return hint, marks
 
 
-def build[T](cls: type[T], node: nodes.Mapping, problems: list[Problem], owner: str = "", elsewhere: Elsewhere | None = None) -> T:
+def build[T](
+    cls: type[T], node: nodes.Mapping, problems: list[Problem], owner: str = "", elsewhere: Elsewhere | None = None
+) -> T:
     """An instance of dataclass `cls` from a mapping; what cannot be taken is left unset and added to `problems`.
 
     `owner` is the dotted name of the mapping. `elsewhere` names the field that says an unknown key, if there is one.
     """
-    known = markers(cls)
+    known = markers(cls)  # type: ignore[arg-type]  # a class is hashable
     values: dict[str, Any] = {}
     for key, (place, value) in node.entries.items():
         name = f"{owner}.{key}" if owner else key
@@ -89,7 +91,9 @@ def _has_value(cls: Any, key: str) -> bool:
 Elsewhere = Callable[[str], str | None]
 
 
-def _unknown(place: nodes.Place, key: str, owner: str, known: Mapping[str, Any], elsewhere: Elsewhere | None) -> Problem:
+def _unknown(
+    place: nodes.Place, key: str, owner: str, known: Mapping[str, Any], elsewhere: Elsewhere | None
+) -> Problem:
     name = f"{owner}.{key}" if owner else key
     said = elsewhere(key) if elsewhere else None
     if said and said.rpartition(".")[2] == key:
@@ -166,7 +170,9 @@ def one_of(text: str, choices: tuple[str, ...]) -> str:
     if text in choices:
         return text
     close = difflib.get_close_matches(text, choices, n=1)
-    raise Refused(f"must be one of {', '.join(choices)}, not `{_shown(text)}`", f"did you mean `{close[0]}`?" if close else "")
+    raise Refused(
+        f"must be one of {', '.join(choices)}, not `{_shown(text)}`", f"did you mean `{close[0]}`?" if close else ""
+    )
 
 
 def _one_line(text: str) -> str:
@@ -182,7 +188,9 @@ def _environment(node: nodes.Node) -> dict[str, str | None]:
     result: dict[str, str | None] = {}
     for name, (place, value) in node.entries.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise Refused(f"has the name `{_shown(name)}` (line {place.line}); a variable's has letters, digits and `_`")
+            raise Refused(
+                f"has the name `{_shown(name)}` (line {place.line}); a variable's has letters, digits and `_`"
+            )
         if not isinstance(value, nodes.Scalar):
             raise Refused(f"has no plain value for `{name}` (line {place.line})")
         if re.search(r"TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIAL", name.upper()) and not value.is_null:

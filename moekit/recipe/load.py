@@ -7,6 +7,7 @@ import functools
 import os
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 from moekit import share
 from moekit.problems import MoekitError, Problem
@@ -94,7 +95,7 @@ def find(given: str, folder: Path = Path(), place: str = "") -> Path:
     if path.is_file() or (path.exists() and not path.is_dir()):
         return path
     shipped = share.folder("recipes") / f"{given}.yaml"
-    if not given.endswith(".yaml") and not os.path.isabs(given) and shipped.is_file():
+    if not given.endswith(".yaml") and not Path(given).is_absolute() and shipped.is_file():
         return shipped
     names = share.shipped_recipes()
     stem = given.removesuffix(".yaml").removeprefix("recipes/")
@@ -125,7 +126,9 @@ def _inherited(path: Path, shown: str, children: tuple[tuple[Path, str], ...]) -
         return tree
     chain = (*children, (path.resolve(), shown))
     parent = find(base.text, path.parent, str(base.place))
-    parent_shown = os.path.normpath(Path(shown).parent / base.text) if parent == path.parent / base.text else show(parent)
+    parent_shown = (
+        os.path.normpath(Path(shown).parent / base.text) if parent == path.parent / base.text else show(parent)
+    )
     if parent.resolve() in [seen for seen, _ in chain]:
         steps = " → ".join([name for _, name in chain] + [parent_shown])
         raise MoekitError(Problem(str(base.place), f"recipe inherits from itself: {steps}"))
@@ -150,7 +153,7 @@ def field_that_says(key: str) -> str | None:
     return homes[0] if len(homes) == 1 else None
 
 
-def sections() -> list[tuple[str, type]]:
+def sections() -> list[tuple[str, type[Any]]]:
     """The recipe's sections in order, each with its dataclass."""
     return [(name, hint) for name, (hint, _) in markers(Recipe).items() if is_dataclass(hint)]
 
@@ -164,5 +167,3 @@ def _options() -> list[tuple[str, str, str]]:
                 options = (mark.option,) if isinstance(mark, Flag) else mark.options if isinstance(mark, Owned) else ()
                 found += [(f"{section}.{field.name}", section, option) for option in options]
     return found
-
-

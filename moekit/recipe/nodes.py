@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -93,9 +94,7 @@ def read_text(path: Path, shown: str) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as reason:
         line = data[: reason.start].count(b"\n") + 1
-        raise MoekitError(
-            Problem(f"{shown}:{line}", "is not UTF-8 text", "is this the right file?")
-        ) from None
+        raise MoekitError(Problem(f"{shown}:{line}", "is not UTF-8 text", "is this the right file?")) from None
 
 
 def parse(text: str, shown: str) -> Mapping:
@@ -107,7 +106,9 @@ def parse(text: str, shown: str) -> Mapping:
     except yaml.MarkedYAMLError as reason:
         mark = reason.problem_mark or reason.context_mark
         line = mark.line + 1 if mark else 1
-        problems.append(Problem(f"{shown}:{line}", f"is not YAML: {reason.problem or reason.context}", _yaml_hint(text)))
+        problems.append(
+            Problem(f"{shown}:{line}", f"is not YAML: {reason.problem or reason.context}", _yaml_hint(text))
+        )
     except yaml.reader.ReaderError as reason:
         line = text[: reason.position].count("\n") + 1
         problems.append(Problem(f"{shown}:{line}", f"has a control character ({reason.reason})"))
@@ -127,8 +128,8 @@ class _Events:
         self.events = events
         self.shown = shown
 
-    def next(self) -> tuple[yaml.Event, Place]:
-        event = next(self.events)
+    def next(self) -> tuple[Any, Place]:
+        event: Any = next(self.events)
         return event, Place(self.shown, event.start_mark.line + 1)
 
 
@@ -136,7 +137,9 @@ def _document(events: _Events, problems: list[Problem]) -> Mapping:
     events.next()  # stream start
     event, place = events.next()
     if isinstance(event, yaml.StreamEndEvent):
-        raise MoekitError(Problem(f"{events.shown}:1", "is empty", "`moekit new NAME --from first_moe` writes a recipe"))
+        raise MoekitError(
+            Problem(f"{events.shown}:1", "is empty", "`moekit new NAME --from first_moe` writes a recipe")
+        )
     event, place = events.next()
     root = _node(event, place, events, problems, 1)
     events.next()  # document end
@@ -146,17 +149,22 @@ def _document(events: _Events, problems: list[Problem]) -> Mapping:
     if isinstance(root, Mapping):
         return root
     if isinstance(root, Scalar) and root.is_null:
-        raise MoekitError(Problem(f"{events.shown}:1", "is empty", "`moekit new NAME --from first_moe` writes a recipe"))
+        raise MoekitError(
+            Problem(f"{events.shown}:1", "is empty", "`moekit new NAME --from first_moe` writes a recipe")
+        )
     raise MoekitError(*problems, Problem(str(place), "must begin with `key: value`"))
 
 
-def _node(event: yaml.Event, place: Place, events: _Events, problems: list[Problem], depth: int) -> Node:
+def _node(event: Any, place: Place, events: _Events, problems: list[Problem], depth: int) -> Node:
     if depth > MOST_DEPTH:
-        raise MoekitError(*problems, Problem(str(place), f"is nested more than {MOST_DEPTH} deep", "a recipe is two levels"))
+        raise MoekitError(
+            *problems, Problem(str(place), f"is nested more than {MOST_DEPTH} deep", "a recipe is two levels")
+        )
     if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
         sign = "*" if isinstance(event, yaml.AliasEvent) else "&"
         raise MoekitError(
-            *problems, Problem(str(place), f"uses a YAML anchor or alias (`{sign}{event.anchor}`)", "inherit with `base:`")
+            *problems,
+            Problem(str(place), f"uses a YAML anchor or alias (`{sign}{event.anchor}`)", "inherit with `base:`"),
         )
     if getattr(event, "tag", None):
         raise MoekitError(*problems, Problem(str(place), f"uses a YAML tag (`{event.tag}`)", "write the plain value"))

@@ -34,9 +34,9 @@ class Parallel:
         int | None, Flag("--decoder-first-pipeline-num-layers"), AtLeast(1)
     ] = None
     """Layers on the first stage when stages are uneven."""
-    decoder_last_pipeline_num_layers: Annotated[
-        int | None, Flag("--decoder-last-pipeline-num-layers"), AtLeast(1)
-    ] = None
+    decoder_last_pipeline_num_layers: Annotated[int | None, Flag("--decoder-last-pipeline-num-layers"), AtLeast(1)] = (
+        None
+    )
     """Layers on the last stage when stages are uneven."""
     account_for_embedding_in_pipeline_split: Annotated[
         bool | None, Flag("--account-for-embedding-in-pipeline-split")
@@ -134,9 +134,9 @@ class Memory:
     """Cross-entropy without a full fp32 copy of the logits."""
     cross_entropy_fusion_impl: Annotated[str | None, Flag("--cross-entropy-fusion-impl", "2.4")] = None
     """Whose fused cross-entropy; Megatron 0.19.2 only runs `native`."""
-    fine_grained_activation_offloading: Annotated[
-        bool | None, Flag("--fine-grained-activation-offloading", "3.7")
-    ] = None
+    fine_grained_activation_offloading: Annotated[bool | None, Flag("--fine-grained-activation-offloading", "3.7")] = (
+        None
+    )
     """Moves the activations of `offload_modules` to the host until the backward pass."""
     offload_modules: Annotated[tuple[str, ...] | None, Flag("--offload-modules", "3.7")] = None
     """The modules whose activations move."""
@@ -146,9 +146,9 @@ class Memory:
         None
     )
     """Share of the activations that moves, 0 to 1."""
-    delta_offload_bytes_across_pp_ranks: Annotated[
-        int | None, Flag("--delta-offload-bytes-across-pp-ranks", "3.7")
-    ] = None
+    delta_offload_bytes_across_pp_ranks: Annotated[int | None, Flag("--delta-offload-bytes-across-pp-ranks", "3.7")] = (
+        None
+    )
     """Bytes by which each later pipeline stage moves less."""
     use_transformer_engine_op_fuser: Annotated[bool | None, Flag("--use-transformer-engine-op-fuser", "3.7")] = None
     """Feed-forward layers through Transformer Engine's operation fuser."""

@@ -45,9 +45,9 @@ class Log:
 class Monitor:
     """What is captured besides scalars, and the checks that watch the run."""
 
-    tokens_per_expert_interval: Annotated[
-        int | None, Flag("--save-tokens-per-expert-interval", "3.0"), AtLeast(1)
-    ] = None
+    tokens_per_expert_interval: Annotated[int | None, Flag("--save-tokens-per-expert-interval", "3.0"), AtLeast(1)] = (
+        None
+    )
     """Steps between counts of the tokens each expert received; written below `checkpoint.save`."""
     activations_interval: Annotated[int | None, Flag("--save-activations-interval", "3.0"), AtLeast(1)] = None
     """Steps between activation dumps; written below `checkpoint.save`."""
@@ -77,9 +77,7 @@ class Monitor:
     """A loss far over the last ones is treated as a fault."""
     check_for_large_grads: Annotated[bool | None, Flag("--check-for-large-grads", "3.6")] = None
     """A gradient far over the last ones is treated as a fault."""
-    no_check_for_nan_in_loss_and_grad: Annotated[
-        bool | None, Flag("--no-check-for-nan-in-loss-and-grad", "A.1")
-    ] = None
+    no_check_for_nan_in_loss_and_grad: Annotated[bool | None, Flag("--no-check-for-nan-in-loss-and-grad", "A.1")] = None
     """Turns the NaN check off, which is on by itself."""
     gpu_sniff_test_interval: Annotated[int | None, Flag("--gpu-sniff-test-interval", "2.1"), AtLeast(1)] = None
     """Steps between short tests of each GPU's arithmetic and speed."""

@@ -1,0 +1,91 @@
+"""Everything that can be said against a recipe at the desk: its fields, Megatron's rules, Megatron's option table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from moekit.megatron import flags
+from moekit.megatron.table import FlagTable, check, load
+from moekit.problems import MoekitError, Problem
+from moekit.recipe.load import Loaded, fields_by_option
+from moekit.recipe.rules import violations
+from moekit.recipe.rules.violation import Target, Violation
+
+
+def problems_of(loaded: Loaded, target: Target) -> list[Problem]:
+    """Every problem of a loaded recipe on a machine, in the order of its files' lines; empty when Megatron can start.
+
+    A recipe with unreadable fields (`load_partly`) is held against the table alone: rules would blame what is missing.
+    """
+    found = list(loaded.problems)
+    found += _argument_problems(loaded)
+    if not loaded.problems:
+        found += [_placed(violation, loaded) for violation in violations(loaded.recipe, target)]
+    return sorted(found, key=_line)
+
+
+def _placed(violation: Violation, loaded: Loaded) -> Problem:
+    """A rule's violation at its place, with the places of the other values it is about."""
+    source, place = loaded.source, loaded.source.where(*violation.fields)
+    others = [
+        f"`{name}` comes from {node.place}"
+        for name in violation.fields[1:]
+        if (node := source.find(name)) and str(node.place).rpartition(":")[0] != place.rpartition(":")[0]
+    ]
+    return Problem(place, violation.what, "; ".join(filter(None, (violation.hint, *others))), violation.level)
+
+
+def _argument_problems(loaded: Loaded) -> Iterator[Problem]:
+    """What Megatron's parser would say of the recipe's own arguments, at the fields that say them."""
+    source = loaded.source
+    try:
+        table = load(loaded.recipe.megatron.version)
+    except MoekitError as unknown:
+        yield Problem(source.where("megatron.version"), unknown.problems[0].what, unknown.problems[0].hint)
+        return
+    arguments = flags.arguments(loaded.recipe)
+    owners = [argument.field for argument in arguments for _ in argument.words]
+    for complaint in check(flags.argv(arguments), table):
+        field = owners[complaint.position]
+        yield _complaint(
+            field, complaint.kind, complaint.option, complaint.what, complaint.hint, source.where(field), table
+        )
+    yield from _owned_extras(loaded, table)
+
+
+def _complaint(field: str, kind: str, option: str, what: str, hint: str, where: str, table: FlagTable) -> Problem:
+    """A complaint in the words of the recipe: its field and not the option it becomes."""
+    if field == "megatron.extra":
+        return Problem(where, f"{what} (from `megatron.extra`)", hint)
+    if kind == "unknown":
+        what = f"Megatron {table.version} has no `{option}`, which `{field}` says"
+        return Problem(where, what, _other_versions(option, table.version))
+    return Problem(where, what.replace(f"`{option}`", f"`{field}`"), hint)
+
+
+def _other_versions(option: str, version: str) -> str:
+    from moekit.megatron.table import shipped
+
+    having = [other for other in shipped() if other != version and option in load(other)]
+    return f"`megatron.version: {having[0]}` has it" if having else "unset it with `null`"
+
+
+def _owned_extras(loaded: Loaded, table: FlagTable) -> Iterator[Problem]:
+    """`megatron.extra` may not say what a field says."""
+    owned = {_dest(option, table): field for option, field in fields_by_option().items()}
+    for word in loaded.recipe.megatron.extra or ():
+        option = word.partition("=")[0]
+        field = owned.get(_dest(option, table)) if option in table else None
+        if field:
+            where = loaded.source.where("megatron.extra")
+            yield Problem(where, f"`megatron.extra` says `{option}`, which has a field", f"use `{field}`")
+
+
+def _dest(option: str, table: FlagTable) -> str:
+    found = table.option(option)
+    return found.dest if found else option
+
+
+def _line(problem: Problem) -> tuple[str, int]:
+    file, _, line = problem.where.rpartition(":")
+    return (file, int(line)) if line.isdigit() else (problem.where, 0)

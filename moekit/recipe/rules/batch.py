@@ -1,0 +1,149 @@
+"""Rules on the batch, the data and what trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from moekit.recipe.rules.violation import Rule, Target, Violation
+from moekit.recipe.schema import Recipe
+from moekit.recipe.sizes import sizes
+
+
+def batch_is_given(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """A bare assert on the micro batch at validate; an unset global batch silently means no accumulation.
+
+    Source: megatron/training/arguments.py:675-690.
+    """
+    for name in ("micro_batch_size", "global_batch_size"):
+        if getattr(recipe.train, name) is None:
+            yield Violation(
+                (f"train.{name}",), f"`train.{name}` is missing", "sequences, over one rank and over all ranks"
+            )
+
+
+def micro_batches_fill_the_global_batch(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Stops at validate, worded as a fault of evaluation. Source: megatron/training/arguments.py:695."""
+    size = sizes(recipe)
+    if size is None or size.world % size.model_ranks or recipe.train.rampup_batch_size:
+        return
+    together = size.micro_batch_seqs * size.data
+    if size.global_batch_seqs % together:
+        yield Violation(
+            ("train.global_batch_size", "train.micro_batch_size", "parallel.gpus"),
+            f"train.global_batch_size = {size.global_batch_seqs} is no multiple of {together}: "
+            f"train.micro_batch_size = {size.micro_batch_seqs} on {size.data} data-parallel ranks",
+            f"use {max(together, round(size.global_batch_seqs / together) * together)}",
+        )
+
+
+def one_length(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Both stop at validate (megatron/training/arguments.py:1240); neither trains nothing and ends well."""
+    iters, samples = recipe.train.iters, recipe.train.samples
+    if iters and samples:
+        yield Violation(("train.samples", "train.iters"), "`train.iters` and `train.samples` exclude each other")
+    if not iters and not samples:
+        yield Violation(("train.iters",), "`train.iters` is missing", "optimizer steps of the full token budget")
+
+
+def data_is_named_or_mocked(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Two sources stop at validate (megatron/training/arguments.py:1627); none is silently mock data."""
+    data = recipe.data
+    if data.name and data.mock_data:
+        yield Violation(("data.mock_data", "data.name"), "`data.name` and `data.mock_data` exclude each other")
+    if not data.name and not data.mock_data:
+        yield Violation(("data.name",), "`data.name` is missing", "name a data set, or say `mock_data: true`")
+    if data.shards and not data.name:
+        yield Violation(("data.shards",), "`data.shards` needs `data.name`, the data set they are of")
+
+
+def tokenizer_is_complete(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Asserts when the tokenizer is built, after the ranks have met. Source: megatron/core/tokenizers."""
+    data = recipe.data
+    if data.tokenizer_type is None:
+        yield Violation(
+            ("data.tokenizer_type",), "`data.tokenizer_type` is missing", "`HuggingFaceTokenizer` reads a folder"
+        )
+    elif data.tokenizer_type.startswith("Null"):
+        if data.vocab_size is None:
+            yield Violation(("data.vocab_size", "data.tokenizer_type"), "`NullTokenizer` needs `data.vocab_size`")
+        if data.tokenizer:
+            yield Violation(
+                ("data.tokenizer", "data.tokenizer_type"), "`data.tokenizer` has no meaning with `NullTokenizer`"
+            )
+    elif not data.tokenizer:
+        yield Violation(("data.tokenizer", "data.tokenizer_type"), f"`{data.tokenizer_type}` needs `data.tokenizer`")
+
+
+def one_number_format(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Bare asserts at validate. Source: megatron/training/arguments.py:1066, 1173, 1182."""
+    precision = recipe.precision
+    if precision.bf16 and precision.fp16:
+        yield Violation(
+            ("precision.fp16", "precision.bf16"), "`precision.bf16` and `precision.fp16` exclude each other"
+        )
+    if precision.fp8_format and precision.fp4_format:
+        yield Violation(
+            ("precision.fp4_format", "precision.fp8_format"),
+            "`precision.fp8_format` and `precision.fp4_format` exclude each other",
+        )
+
+
+def fp8_fits_the_gpu(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Transformer Engine refuses the first FP8 layer, with the GPUs held. Source: handbook 3.7; TE's `fp8.py`."""
+    blackwell = target.gpu.startswith(("b", "gb"))
+    if recipe.precision.fp8_format and recipe.precision.fp8_recipe == "mxfp8" and not blackwell:
+        yield Violation(
+            ("precision.fp8_recipe",),
+            f"`mxfp8` needs Blackwell; {target.name} has {target.gpu}",
+            "Hopper's is `blockwise`",
+        )
+    if recipe.precision.fp4_format and not blackwell:
+        yield Violation(("precision.fp4_format",), f"FP4 needs Blackwell; {target.name} has {target.gpu}")
+
+
+def recompute_is_said_whole(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Stops at config. Source: megatron/core/transformer/transformer_config.py:1739-1754."""
+    memory = recipe.memory
+    if memory.recompute_granularity == "full" and not memory.recompute_method:
+        yield Violation(
+            ("memory.recompute_granularity", "memory.recompute_method"),
+            "`recompute_granularity: full` needs `memory.recompute_method`",
+            "the dense baseline uses `uniform` with `recompute_num_layers: 1` (handbook 2.4)",
+        )
+    if memory.recompute_granularity == "selective" and (memory.recompute_num_layers or memory.recompute_method):
+        name = "recompute_num_layers" if memory.recompute_num_layers else "recompute_method"
+        yield Violation(
+            (f"memory.{name}", "memory.recompute_granularity"),
+            f"`memory.{name}` belongs to `recompute_granularity: full`, not to `selective`",
+            "unset it with `null`",
+        )
+
+
+def fused_cross_entropy_runs(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Stops at validate (megatron/training/arguments.py:1645; megatron/training/determinism.py:24)."""
+    memory = recipe.memory
+    if memory.cross_entropy_loss_fusion and memory.cross_entropy_fusion_impl == "te":
+        yield Violation(
+            ("memory.cross_entropy_fusion_impl",),
+            "Megatron switched Transformer Engine's fused cross-entropy off",
+            "use `native`",
+        )
+    if memory.cross_entropy_loss_fusion and recipe.precision.deterministic_mode:
+        yield Violation(
+            ("precision.deterministic_mode", "memory.cross_entropy_loss_fusion"),
+            "`precision.deterministic_mode` excludes `memory.cross_entropy_loss_fusion`",
+            "unset the fusion with `null`",
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    batch_is_given,
+    micro_batches_fill_the_global_batch,
+    one_length,
+    data_is_named_or_mocked,
+    tokenizer_is_complete,
+    one_number_format,
+    fp8_fits_the_gpu,
+    recompute_is_said_whole,
+    fused_cross_entropy_runs,
+)

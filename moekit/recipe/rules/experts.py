@@ -1,0 +1,236 @@
+"""Rules on experts, routing and balance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+from moekit.recipe.rules.violation import Rule, Target, Violation, listed
+from moekit.recipe.schema import Recipe
+from moekit.recipe.sizes import sizes
+
+AUX_LOSSES = ("aux_loss", "seq_aux_loss", "global_aux_loss")
+
+
+def dense_models_say_nothing_of_experts(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Most such fields are ignored and a dense model is trained; never noticed, but for the experts' width at config.
+
+    Source: megatron/core/transformer/transformer_config.py:1544.
+    """
+    if recipe.moe.num_experts is not None:
+        return
+    for section in ("moe", "router", "balance"):
+        values = getattr(recipe, section)
+        for field in fields(values):
+            if getattr(values, field.name) not in (None, False):
+                name = f"{section}.{field.name}"
+                yield Violation((name,), f"`{name}` has no meaning without `moe.num_experts`", "unset it with `null`")
+    if (recipe.parallel.expert_model or 1) > 1:
+        yield Violation(
+            ("parallel.expert_model",),
+            f"parallel.expert_model = {recipe.parallel.expert_model}, but there are no experts (`moe.num_experts`)",
+        )
+
+
+def experts_divide_over_ranks(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Stops at validate. Source: megatron/training/arguments.py:1603."""
+    experts, ranks = recipe.moe.num_experts, recipe.parallel.expert_model
+    if experts and ranks and experts % ranks:
+        yield Violation(
+            ("parallel.expert_model", "moe.num_experts"),
+            f"{experts} experts cannot be split over parallel.expert_model = {ranks} ranks",
+            f"use one of {listed([d for d in range(1, experts + 1) if experts % d == 0])}",
+        )
+
+
+def expert_ranks_divide_the_world(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Stops when groups are made, with the GPUs held. Source: megatron/core/parallel_state.py:883."""
+    size = sizes(recipe)
+    if size and recipe.moe.num_experts and size.world % size.expert_ranks:
+        yield Violation(
+            ("parallel.expert_model", "parallel.expert_tensor", "parallel.gpus", "parallel.tensor_model"),
+            f"parallel.gpus = {size.world} cannot be divided into copies of the experts over {size.expert_ranks} ranks "
+            f"(expert {size.expert} x expert-tensor {size.expert_tensor} x pipeline {size.pipeline})",
+            "`parallel.expert_tensor: 1` keeps experts whole; unset, it is the tensor-parallel size",
+        )
+
+
+def topk_is_among_the_experts(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """`selected index k out of range`, at the first step. Seen on a CPU."""
+    experts, topk = recipe.moe.num_experts, recipe.router.topk
+    if experts and topk and topk > experts:
+        yield Violation(
+            ("router.topk", "moe.num_experts"), f"a token cannot go to router.topk = {topk} of {experts} experts"
+        )
+
+
+def pattern_has_every_layer(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """`Invalid length of moe_layer_pattern`, when the model is built.
+
+    Source: megatron/core/models/gpt/gpt_layer_specs.py:653.
+    """
+    pattern, layers = recipe.moe.layer_freq, recipe.model.num_layers
+    if pattern and pattern.layers and layers and len(pattern.layers) != layers:
+        yield Violation(
+            ("moe.layer_freq", "model.num_layers"),
+            f"`moe.layer_freq` has {len(pattern.layers)} layers, but model.num_layers = {layers}",
+            "it has one 0 (dense) or 1 (MoE) for each layer",
+        )
+
+
+def top_1_needs_pre_softmax(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """A softmax over one expert is always 1 and its router learns nothing; stops at config.
+
+    Source: megatron/core/transformer/transformer_config.py:2336.
+    """
+    router = recipe.router
+    softmax = router.score_function in (None, "softmax") and "sinkhorn" not in (recipe.balance.type or ())
+    if router.topk == 1 and softmax and not router.pre_softmax:
+        yield Violation(
+            ("router.topk", "router.pre_softmax"),
+            "`router.topk: 1` needs `router.pre_softmax`: a softmax over one expert is always 1",
+            "add `pre_softmax: true`",
+        )
+
+
+def expert_bias_needs_independent_scores(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Stops at config. Source: megatron/core/transformer/transformer_config.py:2289."""
+    if recipe.balance.enable_expert_bias and recipe.router.score_function in (None, "softmax"):
+        yield Violation(
+            ("balance.enable_expert_bias", "router.score_function"),
+            "`balance.enable_expert_bias` needs `router.score_function` sigmoid or sqrtsoftplus, not softmax",
+            "add `score_function: sigmoid` to `router`",
+        )
+
+
+def each_balancing_loss_has_a_coefficient(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Lists of unequal length stop at config (transformer_config.py:1656).
+
+    An aux loss whose coefficient is unset has weight 0 and does nothing; never noticed
+    (megatron/core/transformer/moe/router.py, `get_aux_loss_coeff`).
+    """
+    types, coefficients = recipe.balance.type or (), recipe.balance.aux_loss_coeff or ()
+    if len(types) > 1 and len(types) != len(coefficients):
+        yield Violation(
+            ("balance.aux_loss_coeff", "balance.type"),
+            f"`balance.type` has {len(types)} methods, `balance.aux_loss_coeff` {len(coefficients)} values",
+            "give one value for each method",
+        )
+    elif len(coefficients) > 1 and len(types) <= 1:
+        yield Violation(
+            ("balance.aux_loss_coeff", "balance.type"),
+            f"`balance.aux_loss_coeff` has {len(coefficients)} values for one balancing method",
+            "give one value, or a list of methods",
+        )
+    elif len(types) == 1 and types[0] in AUX_LOSSES and not any(coefficients):
+        yield Violation(
+            ("balance.type", "balance.aux_loss_coeff"),
+            f"`balance.type: {types[0]}` does nothing without `balance.aux_loss_coeff`",
+            "the first MoE uses 1e-3 (handbook 2.5); `type: none` says that no balancing is meant",
+            "warning",
+        )
+
+
+def balancing_without_a_loss_takes_no_coefficient(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """The coefficient is ignored, and in a list `quantile_balancing` itself is; never noticed.
+
+    Source: megatron/core/transformer/moe/router.py:223, `get_aux_loss_coeff`; losses on a CPU are the same to the bit.
+    """
+    types = recipe.balance.type or ()
+    if len(types) > 1 and (alone := [t for t in types if t in ("quantile_balancing", "sinkhorn", "none")]):
+        yield Violation(
+            ("balance.type",),
+            f"`{alone[0]}` in a list of balancing methods is switched off without a word",
+            f"use `type: {alone[0]}` alone",
+        )
+    elif types in (("quantile_balancing",), ("sinkhorn",), ("none",)) and any(recipe.balance.aux_loss_coeff or ()):
+        yield Violation(
+            ("balance.aux_loss_coeff", "balance.type"),
+            f"`balance.aux_loss_coeff` does nothing with `balance.type: {types[0]}`",
+            "unset it with `null`",
+        )
+
+
+def quantiles_are_whole_tokens(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """An assert in the router, at the first step. Source: handbook 3.3, line 1124; moe/router.py, `quantile_balancing`."""
+    experts, topk, size = recipe.moe.num_experts, recipe.router.topk, sizes(recipe)
+    if "quantile_balancing" not in (recipe.balance.type or ()) or not (experts and topk and size):
+        return
+    assigned = size.micro_batch_seqs * size.seq_length * topk
+    if assigned % experts:
+        yield Violation(
+            ("balance.type", "train.micro_batch_size", "router.topk", "moe.num_experts"),
+            f"quantile balancing needs micro-batch tokens x top-k = {assigned:,} to be a multiple of {experts} experts",
+        )
+
+
+def tensor_parallel_experts_need_sequence(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """A ValueError that reads like a warning, at the first step (megatron/core/transformer/moe/moe_layer.py:629)."""
+    if recipe.moe.num_experts and (recipe.parallel.tensor_model or 1) > 1 and not recipe.parallel.sequence:
+        yield Violation(
+            ("parallel.tensor_model", "parallel.sequence"),
+            f"an MoE with parallel.tensor_model = {recipe.parallel.tensor_model} needs `parallel.sequence`",
+            "add `sequence: true` to `parallel`",
+        )
+
+
+def groups_of_experts_fit(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Stops at config (megatron/core/transformer/transformer_config.py:2346-2354).
+
+    Too few experts in the chosen groups for the top-k fail at the first step.
+    """
+    experts, router = recipe.moe.num_experts, recipe.router
+    groups, chosen = router.num_groups, router.group_topk
+    if chosen and not groups:
+        yield Violation(("router.group_topk",), "`router.group_topk` needs `router.num_groups`")
+    elif groups and experts and experts % groups:
+        yield Violation(
+            ("router.num_groups", "moe.num_experts"), f"{experts} experts cannot be put into {groups} equal groups"
+        )
+    elif groups and chosen and chosen > groups:
+        yield Violation(
+            ("router.group_topk", "router.num_groups"), f"a token cannot choose {chosen} of {groups} groups"
+        )
+    elif groups and chosen and experts and router.topk and router.topk > experts // groups * chosen:
+        yield Violation(
+            ("router.topk", "router.group_topk", "router.num_groups", "moe.num_experts"),
+            f"{chosen} groups of {experts // groups} experts are fewer than router.topk = {router.topk}",
+        )
+
+
+def padding_needs_a_capacity(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Stops at config. Source: megatron/core/transformer/transformer_config.py:1689."""
+    if recipe.moe.pad_expert_input_to_capacity and recipe.moe.expert_capacity_factor is None:
+        yield Violation(
+            ("moe.pad_expert_input_to_capacity",),
+            "`moe.pad_expert_input_to_capacity` needs `moe.expert_capacity_factor`",
+        )
+
+
+def forced_routing_is_a_benchmark(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Tokens go to random experts and the router learns nothing; never noticed. Source: handbook 3.3."""
+    for name in ("force_load_balancing", "force_biased"):
+        if getattr(recipe.balance, name) and not recipe.benchmark:
+            yield Violation(
+                (f"balance.{name}",),
+                f"`balance.{name}` routes at random and trains no router",
+                "mark a control run with `benchmark: true`, or unset it",
+            )
+
+
+RULES: tuple[Rule, ...] = (
+    dense_models_say_nothing_of_experts,
+    experts_divide_over_ranks,
+    expert_ranks_divide_the_world,
+    topk_is_among_the_experts,
+    pattern_has_every_layer,
+    top_1_needs_pre_softmax,
+    expert_bias_needs_independent_scores,
+    each_balancing_loss_has_a_coefficient,
+    balancing_without_a_loss_takes_no_coefficient,
+    quantiles_are_whole_tokens,
+    tensor_parallel_experts_need_sequence,
+    groups_of_experts_fit,
+    padding_needs_a_capacity,
+    forced_routing_is_a_benchmark,
+)
