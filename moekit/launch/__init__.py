@@ -1,0 +1,1 @@
+"""From a checked recipe to a run: its directory, its job, and where it trains."""

@@ -1,0 +1,313 @@
+"""A run's directory: every path in it, the files that a launch puts there, and the arguments that name its paths.
+
+`<shared_root>/runs/<name>` is the working directory of everything that runs, so its own paths are relative in every
+file: the text is the same wherever it lies, and a dry run shows what a launch writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import moekit
+from moekit.launch.flat import flat_yaml
+from moekit.megatron.flags import Argument, arguments, argv
+from moekit.problems import MoekitError, error
+from moekit.recipe.load import Loaded
+from moekit.recipe.schema import Recipe
+
+PROJECT = "moekit"
+"""The tracker project that runs are sent to."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+
+_FIRST_START_ONLY = ("moe.use_upcycling", "checkpoint.finetune", "checkpoint.no_load_optim", "checkpoint.no_load_rng")
+"""Fields about the checkpoint a run begins from. On its own they would lose its step and optimizer, and Megatron stops
+at upcycling where a checkpoint already is (megatron/training/training.py:2145 at 0.19.2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptDir:
+    """What one start or restart leaves."""
+
+    path: Path
+
+    @property
+    def train_log(self) -> Path:
+        """Everything that torchrun and Megatron print."""
+        return self.path / "train.log"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line a step, written by the training process."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def installed(self) -> Path:
+        """What `job/` put into the training process."""
+        return self.path / "installed.json"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Megatron's event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def routing(self) -> Path:
+        """Routing traces, one file a rank."""
+        return self.path / "routing"
+
+    @property
+    def exits(self) -> Path:
+        """How each rank ended, `rank<r>.json`; a rank without one was killed."""
+        return self.path / "exit"
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """The paths of one run; nobody else joins them."""
+
+    path: Path
+
+    @property
+    def recipe(self) -> Path:
+        """The recipe, flat and complete."""
+        return self.path / "recipe.yaml"
+
+    @property
+    def argv_first(self) -> Path:
+        """Megatron's arguments of the first start, one word a line."""
+        return self.path / "argv.first"
+
+    @property
+    def argv_resume(self) -> Path:
+        """The same for a start from the run's own checkpoint."""
+        return self.path / "argv.resume"
+
+    @property
+    def job(self) -> Path:
+        """The copy of `moekit/job/`."""
+        return self.path / "job"
+
+    @property
+    def provenance(self) -> Path:
+        """What made this run: versions and the recipe's hash."""
+        return self.path / "provenance.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where Megatron saves."""
+        return self.path / "checkpoints"
+
+    @property
+    def latest_checkpoint(self) -> Path:
+        """Megatron's file that names the last complete checkpoint's step; missing until there is one."""
+        return self.checkpoints / "latest_checkpointed_iteration.txt"
+
+    @property
+    def tokens_per_expert(self) -> Path:
+        """Counts of tokens that each expert received, one file a rank."""
+        return self.checkpoints / "tokens_per_expert"
+
+    @property
+    def attempts(self) -> Path:
+        """One folder for each start."""
+        return self.path / "attempts"
+
+    def attempt(self, number: int | str) -> AttemptDir:
+        """One start, from 1; the letter `N` in the arguments, where the training process puts the number in."""
+        return AttemptDir(self.attempts / str(number))
+
+    def numbers(self) -> list[int]:
+        """The numbers of all starts so far, ascending."""
+        if not self.attempts.is_dir():
+            return []
+        return sorted(int(path.name) for path in self.attempts.iterdir() if path.name.isdecimal())
+
+    def new_attempt(self) -> int:
+        """Make the next start's folder and return its number; two launches never get the same one."""
+        self.attempts.mkdir(exist_ok=True)
+        number = max(self.numbers(), default=0) + 1
+        while True:
+            try:
+                self.attempt(number).path.mkdir()
+            except FileExistsError:
+                number += 1
+            else:
+                return number
+
+
+def run_dir(shared_root: str | Path, name: str) -> RunDir:
+    """Where the run of a name lies.
+
+    Raises:
+        MoekitError: the name could not be a folder, a job's name and a word of a command line alike.
+    """
+    if not _NAME.fullmatch(name):
+        shown = name if name.isprintable() else repr(name)
+        what = f"a run cannot be named `{shown}`"
+        raise error(what, "up to 100 letters, digits, `.`, `_`, `-`, at first a letter, digit or `_`: give `--name`")
+    return RunDir(Path(shared_root, "runs", name))
+
+
+def data_dir(shared_root: str | Path, name: str) -> Path:
+    """Where a prepared data set lies."""
+    return Path(shared_root, "data", name)
+
+
+def tokenizer_dir(shared_root: str | Path, name: str) -> Path:
+    """Where a tokenizer lies."""
+    return Path(shared_root, "tokenizers", name)
+
+
+def owned_arguments(recipe: Recipe, name: str, shared_root: str | Path, resume: bool) -> list[Argument]:
+    """The arguments whose values the launch decides: its paths, and the run's name for the tracker.
+
+    `resume` is for a start from the run's own checkpoint. Paths below the run directory are relative to it; those of an
+    attempt say `N` where the training process puts the attempt's number in.
+    """
+    here, attempt = RunDir(Path()), RunDir(Path()).attempt("N")
+    said: list[tuple[str, str, Iterable[object]]] = []
+    if recipe.checkpoint.save:
+        said.append(("checkpoint.save", "--save", [here.checkpoints]))
+    if recipe.checkpoint.save and resume:
+        said.append(("checkpoint.save", "--load", [here.checkpoints]))
+    elif recipe.checkpoint.from_run:
+        parent = run_dir(shared_root, recipe.checkpoint.from_run)
+        said.append(("checkpoint.from_run", "--load", [parent.checkpoints]))
+    said += _data_arguments(recipe, shared_root)
+    if recipe.monitor.routing_trace:
+        said.append(("monitor.routing_trace", "--moe-routing-trace-path", [attempt.routing]))
+    said += [
+        ("launch", "--tensorboard-dir", [attempt.tensorboard]),
+        ("launch", "--wandb-project", [PROJECT]),
+        ("launch", "--wandb-exp-name", [name]),
+        ("launch", "--wandb-save-dir", [f"{attempt.path}/"]),
+    ]
+    return [Argument(field, (option, *map(str, values))) for field, option, values in said]
+
+
+def _data_arguments(recipe: Recipe, shared_root: str | Path) -> Iterable[tuple[str, str, Iterable[object]]]:
+    data = recipe.data
+    if data.name:
+        folder = data_dir(shared_root, data.name)
+        if data.shards:
+            yield "data.shards", "--data-path", [folder / shard for shard in data.shards]
+        else:
+            yield "data.name", "--data-args-path", [folder / "data-args.txt"]
+        yield "data.name", "--data-cache-path", [folder / "cache"]
+    if data.tokenizer:
+        yield "data.tokenizer", "--tokenizer-model", [tokenizer_dir(shared_root, data.tokenizer)]
+
+
+def run_arguments(recipe: Recipe, name: str, shared_root: str | Path, resume: bool) -> list[Argument]:
+    """All of Megatron's arguments of a run: the recipe's, then the launch's."""
+    left_out = _first_start_only(recipe) if resume and recipe.checkpoint.save else set()
+    said = [argument for argument in arguments(recipe) if argument.field not in left_out]
+    return said + owned_arguments(recipe, name, shared_root, resume)
+
+
+def _first_start_only(recipe: Recipe) -> set[str]:
+    """Fields that the run's own checkpoint is loaded without; what it was saved without cannot be loaded either."""
+    unsaved = {
+        "checkpoint.no_load_optim": recipe.checkpoint.no_save_optim,
+        "checkpoint.no_load_rng": recipe.checkpoint.no_save_rng,
+    }
+    return {field for field in _FIRST_START_ONLY if not unsaved.get(field)}
+
+
+def run_files(loaded: Loaded, name: str, shared_root: str | Path, cluster: str | None = None) -> dict[str, str]:
+    """The text of every file that any run has, by its path in the run directory; the same every time.
+
+    `cluster` is the name of the profile it is launched on, None for this machine.
+    """
+    recipe = flat_yaml(loaded.recipe)
+    provenance = {
+        "moekit": moekit.__version__,
+        "megatron": loaded.recipe.megatron.version,
+        "cluster": cluster,
+        "recipe": loaded.name,
+        "recipe_sha256": hashlib.sha256(recipe.encode()).hexdigest(),
+    }
+    here = RunDir(Path())
+    return {
+        str(here.recipe): recipe,
+        str(here.argv_first): lines(argv(run_arguments(loaded.recipe, name, shared_root, resume=False))),
+        str(here.argv_resume): lines(argv(run_arguments(loaded.recipe, name, shared_root, resume=True))),
+        str(here.provenance): json.dumps(provenance, indent=2) + "\n",
+        **job_files(),
+    }
+
+
+def job_files() -> dict[str, str]:
+    """What enters the training process: the text of `moekit/job/*.py`."""
+    folder = Path(moekit.__file__).parent / "job"
+    sources = sorted(path for path in folder.glob("*.py") if path.name != "__init__.py")
+    return {str(RunDir(Path()).job / path.name): path.read_text(encoding="utf-8") for path in sources}
+
+
+def lines(words: Iterable[str]) -> str:
+    """Words one a line, as `mapfile -t` reads them back.
+
+    Raises:
+        MoekitError: a word has a newline or a null character.
+    """
+    words = list(words)
+    for option, word in zip(["", *words], words, strict=False):
+        if "\n" in word or "\0" in word:
+            what = "a newline" if "\n" in word else "a null character"
+            raise error(f"`{option or word}` has {what} in its value, which no command line file carries")
+    return "".join(f"{word}\n" for word in words)
+
+
+def claim(path: Path) -> None:
+    """Make the folder of a run, which is there only once.
+
+    Raises:
+        MoekitError: it is taken, or cannot be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir()
+    except FileExistsError:
+        raise error(f"`{path}` already exists", "give the run another name with `--name`") from None
+    except OSError as reason:
+        raise _unwritten(path, reason) from None
+
+
+def write(path: Path, files: Mapping[str, str]) -> None:
+    """Write files below `path`, all or none: what was written before a failure is taken away, the folder too.
+
+    Raises:
+        MoekitError: the disk is full, or does not take them for another reason.
+    """
+    folders = sorted({(path / name).parent for name in files} | {path})
+    written: list[Path] = []
+    try:
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            target = path / name
+            temporary = target.with_name(f".{target.name}.{os.getpid()}")
+            written += [temporary, target]
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(target)
+    except BaseException as reason:
+        for file in written:
+            file.unlink(missing_ok=True)
+        for folder in reversed(folders):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        if isinstance(reason, OSError):
+            raise _unwritten(path, reason) from None
+        raise
+
+
+def _unwritten(path: Path, reason: OSError) -> MoekitError:
+    return error(f"`{path}` cannot be written: {(reason.strerror or str(reason)).lower()}", "nothing is left there")
