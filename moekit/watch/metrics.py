@@ -36,14 +36,15 @@ def attempts(run_dir: Path) -> list[int]:
 class MetricsReader:
     """Follows a run's metrics over all its attempts, also those that begin later.
 
-    `configs` holds Megatron's arguments by attempt, `finished` the attempts whose training ended by itself; both grow
-    with `poll`.
+    What `poll` has come across so far is kept by attempt: `configs`, Megatron's arguments; `spans`, the first and the
+    last time of any line, in seconds since the epoch; `finished`, the attempts whose training ended by itself.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._tails: dict[int, Tail] = {}
         self.configs: dict[int, dict[str, Any]] = {}
+        self.spans: dict[int, tuple[float, float]] = {}
         self.finished: set[int] = set()
 
     @property
@@ -58,18 +59,24 @@ class MetricsReader:
     def _read(self, attempt: int) -> Iterator[Step]:
         path = self._run_dir / "attempts" / str(attempt) / "metrics.jsonl"
         for line in self._tails.setdefault(attempt, Tail(path)).lines():
-            try:
-                record = json.loads(line)
-            except ValueError:
+            if (record := _record(line)) is None:
                 continue
-            if not isinstance(record, dict):
-                continue
+            if (time := record.get("time")) is not None:
+                self.spans[attempt] = (self.spans.get(attempt, (time, time))[0], time)
             if record.get("event") == "config":
-                self.configs[attempt] = record["config"]
+                self.configs.setdefault(attempt, {}).update(record["config"])
             elif record.get("event") == "finish":
                 self.finished.add(attempt)
-            elif "step" in record and "metrics" in record:
+            elif "step" in record:
                 yield Step(attempt, int(record["step"]), float(record["time"]), _numbers(record["metrics"]))
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:  # half a line of a process that was killed, with another's first one behind it
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
