@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from typing import Any
 
+from moekit.recipe.build import is_section
 from moekit.recipe.schema import Recipe
 
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+-]*")
@@ -23,7 +24,7 @@ def _section(section: Any, indent: str) -> Iterator[str]:
         value = getattr(section, name)
         if value is None or name == "base":
             continue
-        if is_dataclass(value) and not hasattr(value, "parse"):
+        if is_section(value):
             body = list(_section(value, indent + "  "))
             if body:
                 yield from (f"{indent}{name}:", *body)

@@ -266,41 +266,39 @@ def lines(words: Iterable[str]) -> str:
     return "".join(f"{word}\n" for word in words)
 
 
-def claim(path: Path) -> None:
+def claim(path: Path, remedy: str = "give the run another name with `--name`") -> None:
     """Make the folder of a run, which is there only once.
 
     Raises:
-        MoekitError: it is taken, or cannot be made.
+        MoekitError: it is taken, and `remedy` says what to do; or it cannot be made.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir()
     except FileExistsError:
-        raise error(f"`{path}` already exists", "give the run another name with `--name`") from None
+        raise error(f"`{path}` already exists", remedy) from None
     except OSError as reason:
         raise _unwritten(path, reason) from None
 
 
 def write(path: Path, files: Mapping[str, str]) -> None:
-    """Write files below `path`, all or none: what was written before a failure is taken away, the folder too.
+    """Write files below `path`, all or none: a failure leaves what was there before, and no folder that is empty.
 
     Raises:
         MoekitError: the disk is full, or does not take them for another reason.
     """
     folders = sorted({(path / name).parent for name in files} | {path})
-    written: list[Path] = []
+    temporaries = {path / name: (path / name).with_name(f".{Path(name).name}.{os.getpid()}") for name in files}
     try:
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            target = path / name
-            temporary = target.with_name(f".{target.name}.{os.getpid()}")
-            written += [temporary, target]
+        for text, temporary in zip(files.values(), temporaries.values(), strict=True):
             temporary.write_text(text, encoding="utf-8")
+        for target, temporary in temporaries.items():
             temporary.replace(target)
     except BaseException as reason:
-        for file in written:
-            file.unlink(missing_ok=True)
+        for temporary in temporaries.values():
+            temporary.unlink(missing_ok=True)
         for folder in reversed(folders):
             with contextlib.suppress(OSError):
                 folder.rmdir()
@@ -310,4 +308,4 @@ def write(path: Path, files: Mapping[str, str]) -> None:
 
 
 def _unwritten(path: Path, reason: OSError) -> MoekitError:
-    return error(f"`{path}` cannot be written: {(reason.strerror or str(reason)).lower()}", "nothing is left there")
+    return error(f"`{path}` cannot be written: {(reason.strerror or str(reason)).lower()}")

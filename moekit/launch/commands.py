@@ -1,0 +1,110 @@
+"""`moekit launch`: a checked recipe to a run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from typer.core import TyperCommand
+
+from moekit.problems import MoekitError, error
+from moekit.recipe.commands import JsonOption, ProfileOption, RecipeArgument, checked
+from moekit.recipe.load import Loaded
+
+app = typer.Typer()
+
+
+class _Launch(TyperCommand):
+    """Takes `--dry-run` alone as well as `--dry-run=DIR`: the word behind it is never its folder."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, ["--dry-run=" if arg == "--dry-run" else arg for arg in args])
+
+
+@app.command(cls=_Launch)
+def launch(
+    recipe: RecipeArgument,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="The run's name, its folder below `runs/`.", show_default="the recipe's"),
+    ] = None,
+    where: Annotated[
+        Literal["slurm", "local"] | None,
+        typer.Option(
+            "--on",
+            help="Where to train: `local` is this machine, `slurm` a job.",
+            show_default="local where the recipe says `runtime.device: cpu`, else slurm",
+        ),
+    ] = None,
+    profile: ProfileOption = None,
+    dry_run: Annotated[
+        str | None,
+        typer.Option(
+            "--dry-run",
+            metavar="[=DIR]",
+            help="Print the files of the run directory and stop; with =DIR, write them into that new folder instead.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a recipe, make its run directory, and train it.
+
+    On this machine, the run lies in the working directory (with `--profile`, in the profile's `shared_root`); the same
+    command again goes on from the last checkpoint.
+    """
+    from moekit.launch.cluster import find_cluster
+
+    cluster = find_cluster(profile)
+    loaded = checked(recipe, cluster)
+    name = name or loaded.name
+    on_cpu = loaded.recipe.runtime.device == "cpu"
+    local = where == "local" or (where is None and on_cpu)
+    if on_cpu and not local:
+        raise _at_device(loaded, "`runtime.device: cpu` trains on this machine, not in a Slurm job")
+    shared_root = Path(cluster.shared_root) if profile or not local else Path.cwd()
+    if dry_run is not None:
+        files = _files(loaded, name, shared_root, None if local else cluster)
+        _print_or_write(files, shared_root / "runs" / name, dry_run, as_json, local)
+    elif local:
+        from moekit.launch.local import launch_local
+
+        raise typer.Exit(launch_local(loaded, name, shared_root))
+    else:
+        raise error(
+            "moekit does not submit jobs by itself yet",
+            f"`moekit launch {recipe} --dry-run=DIR` writes the run directory; `sbatch job.sbatch` there starts it",
+        )
+
+
+def _at_device(loaded: Loaded, what: str) -> MoekitError:
+    return error(what, "leave `--on` out, or unset it with `null`", loaded.source.where("runtime.device"))
+
+
+def _files(loaded: Loaded, name: str, shared_root: Path, cluster: Any | None) -> dict[str, str]:
+    """The run directory's files, for this machine or for a cluster."""
+    from moekit.launch.rundir import run_files
+    from moekit.launch.script import slurm_files
+
+    return run_files(loaded, name, shared_root) if cluster is None else slurm_files(loaded, name, cluster)
+
+
+def _print_or_write(files: Mapping[str, str], run: Path, folder: str, as_json: bool, local: bool) -> None:
+    """What a dry run gives: files on standard output, or in a folder; what to do next on standard error."""
+    from moekit.launch.rundir import claim, write
+
+    if folder:
+        claim(Path(folder), "`--dry-run=DIR` takes a folder that is not there yet")
+        write(Path(folder), files)
+        start = f"; in it, `sbatch job.sbatch` starts the job, where nodes see it: below {run.parent.parent}"
+        print(f"{len(files)} files in {folder}{'' if local else start}", file=sys.stderr)
+    elif as_json:
+        print(json.dumps(files, indent=1))
+    else:
+        shown = {name: text for name, text in files.items() if not name.startswith("job/")}
+        print("\n".join(f"==> {name} <==\n{text}" for name, text in shown.items()), end="")
+        unseen = len(files) - len(shown)
+        print(f"nothing written; the run would lie in {run}, with {unseen} more files in job/", file=sys.stderr)
