@@ -32,7 +32,7 @@ class Refused(Exception):
 
 
 @functools.cache
-def markers(cls: type[Any]) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+def markers(cls: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """For each field of a dataclass, its type without null and its markers (`Flag`, `AtLeast`, ...)."""
     hints = get_type_hints(cls, include_extras=True)
     return {field.name: _unwrapped(hints[field.name]) for field in fields(cls)}
@@ -61,7 +61,7 @@ def build[T](
             problems.append(_unknown(place, key, owner, known, elsewhere))
             continue
         hint, marks = known[key]
-        if is_dataclass(hint):
+        if is_section(hint):
             if isinstance(value, nodes.Mapping):
                 values[key] = build(hint, value, problems, name, elsewhere)
             elif not (isinstance(value, nodes.Scalar) and value.is_null):
@@ -105,13 +105,13 @@ def _unknown(
         hint = f"did you mean `{close[0]}`?" if close else f"there are {', '.join(f'`{k}`' for k in known)}"
         if not close and len(known) > 24:
             hint = "`moekit schema` lists every field"
-    kind = "section" if not owner and is_section_list(known) else "field"
+    kind = "section" if not owner and any(is_section(hint) for hint, _ in known.values()) else "field"
     return Problem(str(place), f"unknown {kind} `{name}`", hint)
 
 
-def is_section_list(known: Mapping[str, Any]) -> bool:
-    """Whether the fields of a dataclass are mostly sections."""
-    return any(is_dataclass(hint) for hint, _ in known.values())
+def is_section(hint: Any) -> bool:
+    """Whether a field's type is a section of further fields, and not a value."""
+    return is_dataclass(hint) and not hasattr(hint, "parse")
 
 
 def _value(node: nodes.Node, hint: Any, marks: tuple[Any, ...]) -> Any:

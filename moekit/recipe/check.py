@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moekit.megatron import flags
-from moekit.megatron.table import FlagTable, check, load
+from moekit.megatron.table import Complaint, FlagTable, check, load, shipped
 from moekit.problems import MoekitError, Problem
 from moekit.recipe.load import Loaded, fields_by_option
 from moekit.recipe.rules import violations
@@ -44,41 +44,44 @@ def _argument_problems(loaded: Loaded) -> Iterator[Problem]:
         yield Problem(source.where("megatron.version"), unknown.problems[0].what, unknown.problems[0].hint)
         return
     arguments = flags.arguments(loaded.recipe)
-    owners = [argument.field for argument in arguments for _ in argument.words]
-    for complaint in check(flags.argv(arguments), table):
-        field = owners[complaint.position]
-        yield _complaint(
-            field, complaint.kind, complaint.option, complaint.what, complaint.hint, source.where(field), table
-        )
-    yield from _owned_extras(loaded, table)
+    owners = [argument for argument in arguments for _ in argument.words]
+    complaints = [(owners[complaint.position], complaint) for complaint in check(flags.argv(arguments), table)]
+    misread = {owner.field: c.option for owner, c in complaints if c.option != owner.words[0]} | {"megatron.extra": ""}
+    for owner, complaint in complaints:
+        where = source.where(owner.field)
+        if owner.field not in misread:
+            yield _complaint(owner.field, complaint, where, table)
+        elif owner.field == "megatron.extra" and not _field_for(complaint.option, table):
+            yield Problem(where, f"{complaint.what} (from `{owner.field}`)", complaint.hint)
+    for field, option in misread.items():
+        if option:
+            what = f"`{field}` has the value `{option}`, which Megatron reads as an option"
+            yield Problem(source.where(field), what)
+    for word in loaded.recipe.megatron.extra or ():
+        option = word.partition("=")[0]
+        if field := _field_for(option, table):
+            what = f"`megatron.extra` says `{option}`, which has a field"
+            yield Problem(source.where("megatron.extra"), what, f"use `{field}`")
 
 
-def _complaint(field: str, kind: str, option: str, what: str, hint: str, where: str, table: FlagTable) -> Problem:
+def _complaint(field: str, complaint: Complaint, where: str, table: FlagTable) -> Problem:
     """A complaint in the words of the recipe: its field and not the option it becomes."""
-    if field == "megatron.extra":
-        return Problem(where, f"{what} (from `megatron.extra`)", hint)
-    if kind == "unknown":
-        what = f"Megatron {table.version} has no `{option}`, which `{field}` says"
-        return Problem(where, what, _other_versions(option, table.version))
-    return Problem(where, what.replace(f"`{option}`", f"`{field}`"), hint)
+    if complaint.kind == "unknown":
+        what = f"Megatron {table.version} has no `{complaint.option}`, which `{field}` says"
+        return Problem(where, what, _other_versions(complaint.option, table.version))
+    return Problem(where, complaint.what.replace(f"`{complaint.option}`", f"`{field}`"), complaint.hint)
 
 
 def _other_versions(option: str, version: str) -> str:
-    from moekit.megatron.table import shipped
-
     having = [other for other in shipped() if other != version and option in load(other)]
     return f"`megatron.version: {having[0]}` has it" if having else "unset it with `null`"
 
 
-def _owned_extras(loaded: Loaded, table: FlagTable) -> Iterator[Problem]:
-    """`megatron.extra` may not say what a field says."""
-    owned = {_dest(option, table): field for option, field in fields_by_option().items()}
-    for word in loaded.recipe.megatron.extra or ():
-        option = word.partition("=")[0]
-        field = owned.get(_dest(option, table)) if option in table else None
-        if field:
-            where = loaded.source.where("megatron.extra")
-            yield Problem(where, f"`megatron.extra` says `{option}`, which has a field", f"use `{field}`")
+def _field_for(option: str, table: FlagTable) -> str:
+    """The field that sets what `option` sets, under whichever of its spellings; empty where none does."""
+    if option not in table:
+        return ""
+    return next((field for said, field in fields_by_option().items() if _dest(said, table) == _dest(option, table)), "")
 
 
 def _dest(option: str, table: FlagTable) -> str:

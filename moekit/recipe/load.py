@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 import functools
 import os
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from moekit import share
 from moekit.problems import MoekitError, Problem
 from moekit.recipe import nodes
-from moekit.recipe.build import build, markers
+from moekit.recipe.build import build, is_section, markers
 from moekit.recipe.schema import Recipe
 from moekit.recipe.schema.markers import Flag, Owned
 
@@ -74,7 +74,7 @@ def load_partly(given: str) -> Loaded:
     path = find(given)
     shown = given if path == Path(given) else show(path)
     problems: list[Problem] = []
-    tree = _inherited(path, shown, ())
+    tree = _inherited(path, shown, (), problems)
     recipe = build(Recipe, tree, problems, elsewhere=field_that_says)
     return Loaded(recipe, Source(shown, tree), path.stem, tuple(problems))
 
@@ -82,7 +82,7 @@ def load_partly(given: str) -> Loaded:
 def load_as[T](cls: type[T], path: Path, shown: str) -> tuple[T, Source]:
     """An instance of another dataclass from a YAML file of its own, by the same rules, without inheritance."""
     problems: list[Problem] = []
-    tree = nodes.read(path, shown)
+    tree = nodes.read(path, shown, problems)
     value = build(cls, tree, problems)
     if problems:
         raise MoekitError(*problems)
@@ -114,9 +114,11 @@ def show(path: Path) -> str:
         return str(resolved)
 
 
-def _inherited(path: Path, shown: str, children: tuple[tuple[Path, str], ...]) -> nodes.Mapping:
+def _inherited(
+    path: Path, shown: str, children: tuple[tuple[Path, str], ...], problems: list[Problem]
+) -> nodes.Mapping:
     """The tree of a file over its base's; `base` itself stays the child's own."""
-    tree = nodes.read(path, shown)
+    tree = nodes.read(path, shown, problems)
     if "base" not in tree.entries:
         return tree
     base = tree.entries["base"][1]
@@ -134,7 +136,7 @@ def _inherited(path: Path, shown: str, children: tuple[tuple[Path, str], ...]) -
         raise MoekitError(Problem(str(base.place), f"recipe inherits from itself: {steps}"))
     if len(chain) >= MOST_BASES:
         raise MoekitError(Problem(str(base.place), f"inherits through more than {MOST_BASES} files"))
-    return nodes.merged(_inherited(parent, parent_shown, chain), tree)
+    return nodes.merged(_inherited(parent, parent_shown, chain, problems), tree)
 
 
 @functools.cache
@@ -153,9 +155,9 @@ def field_that_says(key: str) -> str | None:
     return homes[0] if len(homes) == 1 else None
 
 
-def sections() -> list[tuple[str, type[Any]]]:
+def sections() -> list[tuple[str, Any]]:
     """The recipe's sections in order, each with its dataclass."""
-    return [(name, hint) for name, (hint, _) in markers(Recipe).items() if is_dataclass(hint)]
+    return [(name, hint) for name, (hint, _) in markers(Recipe).items() if is_section(hint)]
 
 
 def _options() -> list[tuple[str, str, str]]:

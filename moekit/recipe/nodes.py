@@ -69,13 +69,13 @@ class Mapping:
 Node = Scalar | Sequence | Mapping
 
 
-def read(path: Path, shown: str) -> Mapping:
-    """The tree of one file, called `shown` in every place.
+def read(path: Path, shown: str, problems: list[Problem]) -> Mapping:
+    """The tree of one file, called `shown` in every place; keys that are wrong are left out and added to `problems`.
 
     Raises:
         MoekitError: not readable, too large, not text, not YAML, or YAML that is more than keys, values and lists.
     """
-    return parse(read_text(path, shown), shown)
+    return parse(read_text(path, shown), shown, problems)
 
 
 def read_text(path: Path, shown: str) -> str:
@@ -97,24 +97,18 @@ def read_text(path: Path, shown: str) -> str:
         raise MoekitError(Problem(f"{shown}:{line}", "is not UTF-8 text", "is this the right file?")) from None
 
 
-def parse(text: str, shown: str) -> Mapping:
+def parse(text: str, shown: str, problems: list[Problem]) -> Mapping:
     """The tree of a YAML text; see `read`."""
-    problems: list[Problem] = []
     try:
-        events = yaml.parse(text, Loader=Loader)
-        root = _document(_Events(events, shown), problems)
+        return _document(_Events(yaml.parse(text, Loader=Loader), shown), problems)
     except yaml.MarkedYAMLError as reason:
         mark = reason.problem_mark or reason.context_mark
         line = mark.line + 1 if mark else 1
-        problems.append(
-            Problem(f"{shown}:{line}", f"is not YAML: {reason.problem or reason.context}", _yaml_hint(text))
-        )
+        what = f"is not YAML: {reason.problem or reason.context}"
+        raise MoekitError(Problem(f"{shown}:{line}", what, _yaml_hint(text))) from None
     except yaml.reader.ReaderError as reason:
         line = text[: reason.position].count("\n") + 1
-        problems.append(Problem(f"{shown}:{line}", f"has a control character ({reason.reason})"))
-    if problems:
-        raise MoekitError(*problems)
-    return root
+        raise MoekitError(Problem(f"{shown}:{line}", f"has a control character ({reason.reason})")) from None
 
 
 def _yaml_hint(text: str) -> str:

@@ -48,7 +48,7 @@ def expert_ranks_divide_the_world(recipe: Recipe, target: Target) -> Iterator[Vi
     size = sizes(recipe)
     if size and recipe.moe.num_experts and size.world % size.expert_ranks:
         yield Violation(
-            ("parallel.expert_model", "parallel.expert_tensor", "parallel.gpus", "parallel.tensor_model"),
+            ("parallel.expert_model", "parallel.gpus"),
             f"parallel.gpus = {size.world} cannot be divided into copies of the experts over {size.expert_ranks} ranks "
             f"(expert {size.expert} x expert-tensor {size.expert_tensor} x pipeline {size.pipeline})",
             "`parallel.expert_tensor: 1` keeps experts whole; unset, it is the tensor-parallel size",
@@ -152,7 +152,7 @@ def balancing_without_a_loss_takes_no_coefficient(recipe: Recipe, target: Target
 
 
 def quantiles_are_whole_tokens(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """An assert in the router, at the first step. Source: handbook 3.3, line 1124; moe/router.py, `quantile_balancing`."""
+    """An assert in the router, at the first step. Source: handbook 3.3; moe/router.py, `quantile_balancing`."""
     experts, topk, size = recipe.moe.num_experts, recipe.router.topk, sizes(recipe)
     if "quantile_balancing" not in (recipe.balance.type or ()) or not (experts and topk and size):
         return

@@ -78,11 +78,22 @@ _TRACE_FIELDS = (
 
 
 def upcycling_begins_from_a_run(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Experts then begin at random and the dense training is lost; never noticed. Source: handbook 3.6."""
+    """Experts then begin at random and the dense training is lost; never noticed. Source: handbook 3.6.
+
+    With it, the load fails when the model is built: a TypeError
+    (megatron/training/training.py, `setup_model_and_optimizer`).
+    """
     if recipe.moe.use_upcycling and not recipe.checkpoint.from_run:
         yield Violation(
             ("moe.use_upcycling", "checkpoint.from_run"),
             "`moe.use_upcycling` needs `checkpoint.from_run`, the dense run whose layers become experts",
+        )
+    elif recipe.moe.use_upcycling:
+        yield Violation(
+            ("moe.use_upcycling",),
+            f"Megatron {recipe.megatron.version} fails while it upcycles: it hands its loader a wrong argument name",
+            "launch it with a checkout in which `load_checkpoint` is called with `ddp_model` (handbook 2.5, 3.6)",
+            "warning",
         )
 
 

@@ -17,7 +17,7 @@ from moekit.recipe.schema.watch import Log, Monitor, Profile, Resilience, Runtim
 __all__ = ["Recipe"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Megatron:
     """Which Megatron, and what no field says."""
 
@@ -27,7 +27,7 @@ class Megatron:
     """Further arguments, word by word, for options that no field says; checked against the same table."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """One training run, whole: what is not said here, Megatron decides."""
 

@@ -1,0 +1,5 @@
+"""`python -m moekit`."""
+
+from moekit.cli import main
+
+main()

@@ -1,0 +1,78 @@
+"""The command line: finds a command's room, and turns a user's mistakes into messages."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from moekit import __version__
+from moekit.problems import MoekitError, print_problems
+
+ROOMS = {
+    "check": "moekit.recipe.commands",
+    "show": "moekit.recipe.commands",
+    "flags": "moekit.recipe.commands",
+    "diff": "moekit.recipe.commands",
+    "new": "moekit.recipe.commands",
+    "schema": "moekit.recipe.commands",
+    "import": "moekit.recipe.commands",
+    "launch": "moekit.launch.commands",
+    "dashboard": "moekit.track.commands",
+    "megatron": "moekit.megatron.commands",
+}
+"""Where each command lives; a room is imported when one of its commands is asked for."""
+
+
+class Rooms(TyperGroup):
+    """Imports only the room whose command is called."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = dict.fromkeys(ROOMS)  # type: ignore[assignment]  # names alone, for "did you mean"
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """All commands, in the order of a run's life."""
+        return list(ROOMS)
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        """The command of that name, from its room."""
+        if name not in ROOMS:
+            return None
+        return typer.main.get_group(import_module(ROOMS[name]).app).commands[name]
+
+
+app = typer.Typer(
+    cls=Rooms, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"moekit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def moekit(
+    version: bool = typer.Option(
+        False, "--version", help="Print moekit's version.", callback=_print_version, is_eager=True
+    ),
+) -> None:
+    """From a YAML recipe to a Mixture-of-Experts run that Megatron-Core trains."""
+
+
+def main() -> None:
+    """The `moekit` command. A user's mistake is printed and exits with 1; a defect keeps its traceback."""
+    try:
+        app()
+    except MoekitError as refused:
+        print_problems(refused.problems)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""`moekit megatron table`: the options of a Megatron, from its own parser."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer()
+group = typer.Typer(help="What moekit knows of Megatron.", no_args_is_help=True)
+app.add_typer(group, name="megatron")
+
+
+@group.callback()
+def megatron() -> None:
+    """What moekit knows of Megatron."""
+
+
+@group.command()
+def table(
+    source: Annotated[
+        str, typer.Option("--from", metavar="PATH|installed", help="A Megatron-LM checkout, or `installed`.")
+    ] = "installed",
+    python: Annotated[
+        str | None, typer.Option("--python", help="The Python that has torch and Megatron.", show_default="this one")
+    ] = None,
+) -> None:
+    """Print the option table of a Megatron as JSON, made by running its own parser.
+
+    Recipes are checked against such a table; those of 0.19.2 and of the handbook's commit are shipped.
+    """
+    from moekit.megatron.dump import dump_table
+
+    print(dump_table(source, python), end="")

@@ -1,0 +1,199 @@
+"""`moekit check | show | flags | diff | new | schema | import`: recipes at the desk."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from moekit import share
+from moekit.problems import MoekitError, Problem, error, print_problems
+from moekit.recipe.load import Loaded, load, load_partly
+from moekit.recipe.values import origins, plain_values
+
+app = typer.Typer()
+
+RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped one.")]
+ProfileOption = Annotated[
+    str | None, typer.Option("--profile", help="Cluster profile: a file or a shipped name.", show_default="aws-p5")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for a script.")]
+
+
+@app.command()
+def check(
+    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="Recipe files, or names of shipped ones.")],
+    profile: ProfileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Hold recipes against Megatron: every field, every rule, every option; a second, no GPU.
+
+    Exit code 0 when Megatron can start each of them, else 1. Warnings alone are 0.
+    """
+    from moekit.launch.cluster import find_cluster
+    from moekit.recipe.check import problems_of
+
+    cluster = find_cluster(profile)
+    found: dict[str, list[Problem]] = {}
+    for recipe in recipes:
+        try:
+            found[recipe] = problems_of(load_partly(recipe), cluster)
+        except MoekitError as refused:
+            found[recipe] = list(refused.problems)
+    problems = [problem for several in found.values() for problem in several]
+    errors = [problem for problem in problems if problem.level == "error"]
+    if as_json:
+        print(json.dumps({recipe: [_as_json(p) for p in several] for recipe, several in found.items()}, indent=1))
+    else:
+        print_problems(problems)
+        _print_verdict(found, len(errors), len(problems) - len(errors), cluster.name, assumed=profile is None)
+    raise typer.Exit(1 if errors else 0)
+
+
+def _print_verdict(found: dict[str, list[Problem]], errors: int, warnings: int, cluster: str, assumed: bool) -> None:
+    which = f"{', '.join(found)}" if len(found) == 1 else f"{len(found)} recipes"
+    counts = [f"{n} {word}{'s' * (n > 1)}" for n, word in ((errors, "problem"), (warnings, "warning")) if n]
+    against = f"against {cluster}" + (" (no --profile given)" if assumed else "")
+    print(f"{which}: {', '.join(counts) or 'no problems'}, checked {against}", file=sys.stderr)
+
+
+def _as_json(problem: Problem) -> dict[str, str]:
+    return {"level": problem.level, "where": problem.where, "what": problem.what, "hint": problem.hint}
+
+
+@app.command()
+def show(recipe: RecipeArgument, as_json: JsonOption = False) -> None:
+    """Print a recipe flat: every value that is set or unset, and the file and line it comes from."""
+    rows = origins(load(recipe))
+    if as_json:
+        print(json.dumps({name: {"value": value, "where": where} for name, value, where in rows}, indent=1))
+        return
+    width = max((len(name) for name, _, _ in rows), default=0)
+    wide = max((len(_text(value)) for _, value, _ in rows if len(_text(value)) <= 40), default=0)
+    for name, value, where in rows:
+        print(f"{name:{width}}  {_text(value):{wide}}  {where}")
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+@app.command()
+def flags(
+    recipe: RecipeArgument,
+    profile: ProfileOption = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Those of a start from the run's own checkpoint.")] = False,
+    name: Annotated[str | None, typer.Option("--name", help="The run's name.", show_default="the recipe's")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print Megatron's arguments for a recipe, an option a line, quoted for a shell."""
+    from moekit.launch.cluster import find_cluster
+    from moekit.launch.rundir import run_arguments
+    from moekit.megatron.flags import argv
+
+    loaded = checked(recipe, cluster := find_cluster(profile))
+    arguments = run_arguments(loaded.recipe, name or loaded.name, cluster.shared_root, resume=resume)
+    if as_json:
+        print(json.dumps(argv(arguments), indent=1))
+        return
+    for argument in arguments:
+        print(shlex.join(argument.words))
+
+
+def checked(recipe: str, cluster: Any) -> Loaded:
+    """A recipe that Megatron can start; warnings are printed, errors raised."""
+    from moekit.recipe.check import problems_of
+
+    loaded = load_partly(recipe)
+    problems = problems_of(loaded, cluster)
+    if any(problem.level == "error" for problem in problems):
+        raise MoekitError(*problems)
+    print_problems(problems)
+    return loaded
+
+
+@app.command()
+def diff(
+    one: Annotated[str, typer.Argument(metavar="A", help="A recipe.")],
+    other: Annotated[str, typer.Argument(metavar="B", help="Another recipe.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Compare two recipes by what they resolve to, whatever they inherit."""
+    left, right = load(one), load(other)
+    a, b = plain_values(left.recipe), plain_values(right.recipe)
+    names = [name for name in dict.fromkeys((*a, *b)) if a.get(name) != b.get(name)]
+    if as_json:
+        print(json.dumps({name: [a.get(name), b.get(name)] for name in names}, indent=1))
+        return
+    width = max((len(name) for name in names), default=0)
+    for name in names:
+        was, now = _text(a.get(name)), _text(b.get(name))
+        print(f"{name:{width}}  {was} → {now}  ({left.source.where(name)} → {right.source.where(name)})")
+    if not names:
+        print("no difference", file=sys.stderr)
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The new recipe's name; NAME.yaml is written here.")],
+    base: Annotated[str, typer.Option("--from", help="The recipe it changes: a path or a shipped name.")] = "first_moe",
+) -> None:
+    """Write a new recipe that inherits from another, ready to edit."""
+    path = Path(name if name.endswith(".yaml") else f"{name}.yaml")
+    load(base)
+    inherited = base if not Path(base).is_file() else os.path.relpath(base, path.parent)
+    text = (
+        f"{schema_line(path)}\nbase: {json.dumps(inherited)}\nsummary: what this run is for\n\n"
+        f"# Only what differs from {base}; `moekit show {path}` prints the whole.\n"
+    )
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise error(f"`{path}` exists", "choose another name, or edit it") from None
+    except OSError as reason:
+        raise error(f"cannot write `{path}`: {(reason.strerror or str(reason)).lower()}") from None
+    print(f"{path} written; check it with `moekit check {path}`", file=sys.stderr)
+
+
+def schema_line(path: Path) -> str:
+    """The first line of a recipe: where editors find the schema."""
+    return f"# yaml-language-server: $schema={os.path.relpath(share.folder('recipes') / 'schema.json', path.parent)}"
+
+
+@app.command()
+def schema(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the fields as a page of text instead.")] = False,
+) -> None:
+    """Print the JSON Schema of a recipe, for editors."""
+    from moekit.recipe.docs import reference
+    from moekit.recipe.jsonschema import schema_text
+
+    print(reference() if markdown else schema_text(), end="")
+
+
+@app.command("import")
+def import_(
+    source: Annotated[str, typer.Argument(metavar="FLAGS_OR_SCRIPT", help="A file; `-` reads standard input.")],
+    defines: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A variable the script leaves open.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", help="The world size, where the text does not say it.")] = None,
+    version: Annotated[str, typer.Option("--megatron", help="The Megatron whose options these are.")] = "0.19.2",
+) -> None:
+    """Turn a Megatron command line, or the script around it, into a recipe.
+
+    What no field says goes to `megatron.extra`. The script is read, never run. Print it, or redirect it into a file.
+    """
+    from moekit.recipe.importing import import_recipe
+    from moekit.recipe.nodes import read_text
+
+    text = sys.stdin.read() if source == "-" else read_text(Path(source), source)
+    pairs = dict(define.partition("=")[::2] for define in defines or ())
+    shown = "standard input" if source == "-" else source
+    print(import_recipe(text, shown, version=version, defines=pairs, gpus=gpus), end="")
