@@ -298,7 +298,8 @@ def write(path: Path, files: Mapping[str, str]) -> None:
             temporary.replace(target)
     except BaseException as reason:
         for temporary in temporaries.values():
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
         for folder in reversed(folders):
             with contextlib.suppress(OSError):
                 folder.rmdir()
