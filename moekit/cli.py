@@ -46,7 +46,7 @@ class Rooms(TyperGroup):
 
 
 app = typer.Typer(
-    cls=Rooms, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True
+    cls=Rooms, add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True
 )
 
 

@@ -1,0 +1,65 @@
+# make quickstart   train a small MoE on this machine's CPU, from nothing (Linux)
+# make test         every check and test of the project
+# make test-fast    the same without the suites that train or start services
+# make bench        the benchmarks
+# make lock         new requirements/*.txt from pyproject.toml (needs uv)
+# PYTHON=... chooses the interpreter; NAME=... the quickstart's run.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+VENV ?= .venv
+RUN := $(VENV)/bin
+NAME ?= quickstart
+FITS := import sys, venv, ensurepip; sys.exit(not (3, 12) <= sys.version_info < (3, 14))
+
+.PHONY: help quickstart test test-fast lint bench lock clean
+
+help:
+	@sed -n 's/^# \(make\)/\1/p' Makefile
+
+quickstart: $(VENV)/quickstart.stamp
+	@$(RUN)/moekit launch recipes/quickstart.yaml --name $(NAME)
+
+test: lint
+	@$(RUN)/python -m pytest
+
+test-fast: lint
+	@$(RUN)/python -m pytest -m "not train and not slurm"
+
+lint: $(VENV)/dev.stamp
+	@$(RUN)/ruff format --check . && $(RUN)/ruff check . && $(RUN)/mypy
+
+bench: $(VENV)/dev.stamp
+	@$(RUN)/python tests/benchmarks/dry_run.py
+
+lock: $(VENV)/dev.stamp
+	@PATH="$(abspath $(RUN)):$$PATH" requirements/lock.sh
+
+clean:
+	rm -rf $(VENV)
+
+# The virtual environment, by what it can do. dev is quickstart and more, of the same versions.
+$(VENV)/dev.stamp: requirements/dev.txt pyproject.toml | $(VENV)/bin/python
+	@$(RUN)/python -m pip install --quiet --require-hashes -r requirements/dev.txt
+	@$(RUN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $(VENV)/quickstart.stamp $@
+
+$(VENV)/quickstart.stamp: requirements/quickstart.txt pyproject.toml | $(VENV)/bin/python
+	@if [[ "$$(uname -s)" != Linux ]]; then \
+	    echo "The quickstart trains with Megatron-Core, which is for Linux: run it on a Linux machine or in a Linux" \
+	         "container. Recipes can be written and checked here: pip install . && moekit check first_moe" >&2; exit 1; fi
+	@echo "First run: about 3 GB to download (PyTorch and Megatron-Core), 6 GB on disk in $(VENV)/"
+	@$(RUN)/python -m pip install --progress-bar on --require-hashes -r requirements/quickstart.txt \
+	    | awk '/^Collecting/ { printf "\r\033[K  %d packages, %s", ++n, $$2; fflush() } END { print "" }'
+	@$(RUN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# The first interpreter that really runs, is 3.12 or 3.13, and can make a virtual environment.
+$(VENV)/bin/python:
+	@for python in $(PYTHON) python3.12 python3.13 python3 $$(ls -d "$$HOME"/.pyenv/versions/3.1[23].*/bin/python3 2>/dev/null); do \
+	    if "$$python" -c "$(FITS)" 2>/dev/null; then \
+	        echo "Python: $$("$$python" -c 'import sys; print(sys.executable, sys.version.split()[0])')"; \
+	        exec "$$python" -m venv $(VENV); fi; done; \
+	echo "No Python 3.12 or 3.13 with venv was found. Install one (Debian 13: apt-get install python3-venv; else for example" \
+	     "uv python install 3.12 or pyenv install 3.12) and say which: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; exit 1
