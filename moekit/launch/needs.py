@@ -1,0 +1,142 @@
+"""What a local launch needs of this machine, all of it asked for at once and before anything is written."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from moekit.launch.processes import visible_gpus
+from moekit.launch.rundir import data_dir, run_dir, tokenizer_dir
+from moekit.megatron import flags, table
+from moekit.megatron.cpu_limits import Limit, cpu_limits
+from moekit.problems import Problem
+from moekit.recipe.load import Loaded
+
+PREPARED_DATA = "python-docs"
+"""The data set that comes with moekit and is prepared at the first launch (moekit/data/quickstart.py)."""
+DOWNLOAD = "about 3 GB to download, 6 GB on disk"
+MEMORY_GIB_PER_PROCESS = 2.75
+"""Of a small model on a CPU: its peak, reached while a checkpoint is written; torch and Megatron alone take 1.5."""
+DISK_GIB = 1.0
+
+
+def problems(loaded: Loaded, shared_root: Path, environ: Mapping[str, str]) -> list[Problem]:
+    """Everything that keeps this recipe from being trained here, each with its remedy; empty when nothing does."""
+    if sys.platform != "linux":
+        what = f"Megatron trains on Linux only, and this is {sys.platform}"
+        remedy = "run this in a Linux container, a virtual machine or WSL 2; `moekit check` and `--dry-run` work here"
+        return [Problem("", what, remedy)]
+    on_cpu = loaded.recipe.runtime.device == "cpu"
+    return [
+        *(_cpu_cannot(loaded) if on_cpu else _too_few_gpus(loaded, environ)),
+        *_missing_packages(loaded),
+        *_missing_files(loaded, shared_root),
+        *_too_little_disk(shared_root),
+    ]
+
+
+def memory_warning(loaded: Loaded) -> str | None:
+    """A sentence where the memory that is free may not do."""
+    needed_gib = MEMORY_GIB_PER_PROCESS * (loaded.recipe.parallel.gpus or 1)
+    free_gib = _available_memory_gib()
+    if free_gib is None or free_gib >= needed_gib:
+        return None
+    return f"{free_gib:.1f} GiB of memory is free; this takes about {needed_gib:.1f} GiB, more for a larger model"
+
+
+def _cpu_cannot(loaded: Loaded) -> Iterator[Problem]:
+    """What cpu_limits.py says of the command line, at the fields that say it."""
+    arguments = flags.arguments(loaded.recipe)
+    known = table.load(loaded.recipe.megatron.version)
+
+    def limits(without: flags.Argument | None = None) -> list[Limit]:
+        words = flags.argv(argument for argument in arguments if argument is not without)
+        values: dict[str, Any] = table.parse_values(words, known)
+        return cpu_limits(values)
+
+    for limit in limits():
+        fields = [argument.field for argument in arguments if limit not in limits(argument)]
+        place = loaded.source.where(*fields, "runtime.device")
+        yield Problem(place, f"a CPU has no {limit.feature}: {limit.reason}", "" if fields else _off(limit))
+
+
+def _off(limit: Limit) -> str:
+    """The field that turns off what Megatron does unless told not to."""
+    fields = {
+        "rotary embedding fusion": "no_rope_fusion: true",
+        "masked softmax fusion": "no_masked_softmax_fusion: true",
+        "gradient accumulation fusion": "no_gradient_accumulation_fusion: true",
+        "persistent layer norm": "no_persist_layer_norm: true",
+        "Transformer Engine's layers": "transformer_impl: local",
+    }
+    setting = fields.get(limit.feature)
+    return f"add `{setting}` to `model`" if setting else ""
+
+
+def _too_few_gpus(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[Problem]:
+    wanted, found = loaded.recipe.parallel.gpus or 1, visible_gpus(environ)
+    if found < wanted:
+        what = f"the recipe trains on {wanted} GPU{'s' * (wanted > 1)}, and {found or 'none'} can be seen here"
+        place = loaded.source.where("parallel.gpus")
+        yield Problem(place, what, "`moekit launch --on CLUSTER` submits it where they are")
+
+
+def _missing_packages(loaded: Loaded) -> Iterator[Problem]:
+    data = loaded.recipe.data
+    local = {"torch": "torch", "megatron-core": "megatron", "tensorboard": "tensorboard", "psutil": "psutil"}
+    if data.tokenizer_type == "HuggingFaceTokenizer":
+        local["transformers"] = "transformers"
+    tokenizing = {"datatrove": "datatrove", "tokenizers": "tokenizers", "orjson": "orjson"}
+    extras = {"local": local, "data": tokenizing if data.name == PREPARED_DATA else {}}
+    missing = {
+        extra: [package for package, module in packages.items() if importlib.util.find_spec(module) is None]
+        for extra, packages in extras.items()
+    }
+    names = [name for packages in missing.values() for name in packages]
+    if names:
+        wanted = ",".join(extra for extra, packages in missing.items() if packages)
+        size = f" ({DOWNLOAD})" if "torch" in names else ""
+        listed = ", ".join(f"`{name}`" for name in names)
+        yield Problem("", f"not installed: {listed}", f"run `pip install 'moekit[{wanted}]'`{size}")
+    elif (version := importlib.metadata.version("megatron-core")) != loaded.recipe.megatron.version:
+        what = f"the recipe is for Megatron {loaded.recipe.megatron.version}, and {version} is installed"
+        yield Problem(loaded.source.where("megatron.version"), what, "run `pip install 'moekit[local]'`")
+
+
+def _missing_files(loaded: Loaded, shared_root: Path) -> Iterator[Problem]:
+    data, checkpoint = loaded.recipe.data, loaded.recipe.checkpoint
+    if data.name and data.name != PREPARED_DATA and not (folder := data_dir(shared_root, data.name)).is_dir():
+        what = f"there is no data set `{data.name}`: {folder}"
+        yield Problem(loaded.source.where("data.name"), what, "prepare it with `moekit data`")
+    named = data.tokenizer if data.tokenizer != PREPARED_DATA else None
+    if named and not (folder := tokenizer_dir(shared_root, named)).exists():
+        what = f"there is no tokenizer `{named}`: {folder}"
+        yield Problem(loaded.source.where("data.tokenizer"), what, "copy it there")
+    parent = checkpoint.from_run
+    if parent and not (folder := run_dir(shared_root, parent).checkpoints).is_dir():
+        what = f"run `{parent}` has no checkpoint: {folder}"
+        yield Problem(loaded.source.where("checkpoint.from_run"), what, "launch it first")
+
+
+def _too_little_disk(shared_root: Path) -> Iterator[Problem]:
+    there = next(path for path in (shared_root.absolute(), *shared_root.absolute().parents) if path.exists())
+    free_gib = shutil.disk_usage(there).free / 2**30
+    if free_gib < DISK_GIB:
+        yield Problem(str(there), f"{free_gib:.1f} GiB of disk is free, and a run needs {DISK_GIB:.0f} GiB")
+    if not os.access(there, os.W_OK):
+        yield Problem(str(there), "cannot be written to, and runs are kept there", "choose another shared root")
+
+
+def _available_memory_gib() -> float | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) / 2**20 if found else None
