@@ -93,7 +93,7 @@ def _refuse_path_megatron_cannot_read(folder: Path) -> None:
 
 def _fill_tokenizer(temporary: Path) -> None:
     for name in TOKENIZER_FILES:
-        shutil.copyfile(python_docs.TOKENIZER / name, temporary / name)
+        (temporary / name).write_bytes((python_docs.TOKENIZER / name).read_bytes())
 
 
 def _tokenizer_present(folder: Path) -> bool:

@@ -99,7 +99,9 @@ def open_shard(prefix: Path) -> Shard:
     if not np.array_equal(bounds, np.arange(sequences + 1)):
         raise _damaged(prefix, "has documents of several sequences; moekit reads one sequence a document")
     if bin_bytes != lengths.sum() * token_bytes:
-        raise _damaged(prefix, f"lists {lengths.sum() * token_bytes:,} bytes of tokens, but the .bin has {bin_bytes:,}")
+        raise _damaged(
+            prefix, f"lists {lengths.sum() * token_bytes:,} bytes of tokens, but the .bin has {bin_bytes:,} bytes"
+        )
     return Shard(prefix, TOKEN_TYPES[code], lengths)
 
 
@@ -135,7 +137,8 @@ def split_documents(documents: int, split: str) -> list[range]:
 
     Args:
         documents: how many there are.
-        split: up to three weights, as in `95,5,0`.
+        split: up to three weights, as in `95,5,0`. Megatron never finishes building a part whose weight is not zero but too
+            small for a single document.
 
     Source: megatron/core/datasets/blended_megatron_dataset_config.py:155, blended_megatron_dataset_builder.py:470.
     """

@@ -39,7 +39,8 @@ def tokenize(source: Path, tokenizer_file: Path, end_of_document: str, folder: P
         from datatrove.pipeline.readers import JsonlReader
         from datatrove.pipeline.tokens.megatron_tokenizer import MegatronDocumentTokenizer
     except ImportError as missing:
-        raise error(f"preparing data needs `{missing.name}`", "run `pip install 'moekit[data]'`") from None
+        package = str(missing.name).split(".")[0]
+        raise error(f"preparing data needs `{package}`", "run `pip install 'moekit[data]'`") from None
 
     reader = JsonlReader(str(source.parent), glob_pattern=source.name)
     writer = MegatronDocumentTokenizer(
