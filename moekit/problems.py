@@ -6,11 +6,16 @@ Any other exception is a defect of moekit and keeps its traceback.
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TextIO
 
 Level = Literal["error", "warning"]
+
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""What no terminal shows and no command line carries: control characters, other line ends, halves of characters."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +51,25 @@ def format_problem(problem: Problem) -> str:
         place += "warning: "
     elif not problem.where:
         place = "error: "
-    text = f"{place}{problem.what}"
-    return f"{text}\n    hint: {problem.hint}" if problem.hint else text
+    text = CONTROL.sub("?", f"{place}{problem.what}")
+    return f"{text}\n    hint: {CONTROL.sub('?', problem.hint)}" if problem.hint else text
+
+
+def shortened(text: str) -> str:
+    """A user's text as a message quotes it: on one line, 60 characters at most."""
+    line = CONTROL.sub("?", text)
+    return line if len(line) <= 60 else line[:57] + "..."
 
 
 def print_problems(problems: tuple[Problem, ...] | list[Problem], stream: TextIO | None = None) -> None:
     """Print each problem to standard error (or `stream`), in the order given."""
     for problem in problems:
         print(format_problem(problem), file=stream or sys.stderr)
+
+
+def did_you_mean(word: str, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """A hint that names the closest of `names`, empty where none is close."""
+    from difflib import get_close_matches  # here: most input has nothing wrong
+
+    close = get_close_matches(word, list(names), n=1, cutoff=cutoff)
+    return f"did you mean `{close[0]}`?" if close else ""

@@ -6,7 +6,6 @@ own place, and all of them are collected.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 import types
@@ -14,13 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from moekit.problems import Problem
+from moekit.problems import CONTROL, Problem, shortened
 from moekit.recipe import nodes
 from moekit.recipe.schema.markers import AtLeast, FreeText
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
 _FLOAT = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
+_MOST_DIGITS = 18
 
 
 class Refused(Exception):
@@ -101,12 +100,12 @@ def _unknown(
     elif said:
         hint = f"that is Megatron's name; in a recipe it is `{said}`"
     else:
-        close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-        hint = f"did you mean `{close[0]}`?" if close else f"there are {', '.join(f'`{k}`' for k in known)}"
-        if not close and len(known) > 24:
-            hint = "`moekit schema` lists every field"
+        every = ", ".join(f"`{name}`" for name in known)
+        hint = did_you_mean(key, known) or (
+            f"there are {every}" if len(known) < 24 else "`moekit schema` lists every field"
+        )
     kind = "section" if not owner and any(is_section(hint) for hint, _ in known.values()) else "field"
-    return Problem(str(place), f"unknown {kind} `{name}`", hint)
+    return Problem(str(place), f"unknown {kind} `{shortened(name)}`", hint)
 
 
 def is_section(hint: Any) -> bool:
@@ -150,33 +149,32 @@ def _scalar(node: nodes.Scalar, hint: Any, marks: tuple[Any, ...]) -> Any:
         try:
             return hint.parse(text)
         except ValueError as reason:
-            raise Refused(f"`{_shown(text)}` {reason}") from None
+            raise Refused(f"`{shortened(text)}` {reason}") from None
     if get_origin(hint) is Literal:
         return one_of(text, get_args(hint))
     if node.plain and hint is bool and text in ("true", "false"):
         return text == "true"
-    if node.plain and hint is int and _INT.fullmatch(text):
+    if node.plain and hint is int and _INT.fullmatch(text) and len(text) <= _MOST_DIGITS:
         return int(text)
     if node.plain and hint is float and _FLOAT.fullmatch(text):
         number = float(text)
         if number in (float("inf"), float("-inf")):
-            raise Refused(f"must be a finite number, not `{_shown(text)}`")
+            raise Refused(f"must be a finite number, not `{shortened(text)}`")
         return number
-    raise Refused(f"must be {_kind(hint)}, not `{_shown(text)}`", _type_hint(node, hint))
+    raise Refused(f"must be {_kind(hint)}, not `{shortened(text)}`", _type_hint(node, hint))
 
 
 def one_of(text: str, choices: tuple[str, ...]) -> str:
     """`text` if it is among `choices`, else refused with the closest."""
     if text in choices:
         return text
-    close = difflib.get_close_matches(text, choices, n=1)
-    raise Refused(
-        f"must be one of {', '.join(choices)}, not `{_shown(text)}`", f"did you mean `{close[0]}`?" if close else ""
-    )
+    raise Refused(f"must be one of {', '.join(choices)}, not `{_shown(text)}`", did_you_mean(text, choices))
 
 
 def _one_line(text: str) -> str:
-    if found := _CONTROL.search(text):
+    if not text:
+        raise Refused("is empty", "write `null` to unset it")
+    if found := CONTROL.search(text):
         name = "a newline" if found.group() == "\n" else f"a control character ({found.group()!r})"
         raise Refused(f"has {name}, which no command line carries")
     return text
@@ -189,7 +187,7 @@ def _environment(node: nodes.Node) -> dict[str, str | None]:
     for name, (place, value) in node.entries.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise Refused(
-                f"has the name `{_shown(name)}` (line {place.line}); a variable's has letters, digits and `_`"
+                f"has the name `{shortened(name)}` (line {place.line}); a variable's has letters, digits and `_`"
             )
         if not isinstance(value, nodes.Scalar):
             raise Refused(f"has no plain value for `{name}` (line {place.line})")
@@ -218,6 +216,8 @@ def _type_hint(node: nodes.Scalar, hint: Any) -> str:
         return "write `false`"
     if not node.plain and (hint is bool or _FLOAT.fullmatch(node.text)):
         return "write it without quotes"
+    if hint is int and len(node.text) > _MOST_DIGITS:
+        return f"at most {_MOST_DIGITS} digits"
     if hint is int and _FLOAT.fullmatch(node.text) and float(node.text).is_integer():
         return f"write `{int(float(node.text))}`"
     return ""
@@ -225,9 +225,3 @@ def _type_hint(node: nodes.Scalar, hint: Any) -> str:
 
 def _text(node: nodes.Node) -> str:
     return node.text if isinstance(node, nodes.Scalar) else "?"
-
-
-def _shown(text: str) -> str:
-    """A user's value, short and on one line."""
-    line = _CONTROL.sub("?", text)
-    return line if len(line) <= 60 else line[:57] + "..."

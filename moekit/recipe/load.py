@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import os
 from dataclasses import dataclass, fields
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moekit import share
-from moekit.problems import MoekitError, Problem
+from moekit.problems import MoekitError, Problem, did_you_mean
 from moekit.recipe import nodes
 from moekit.recipe.build import build, is_section, markers
 from moekit.recipe.schema import Recipe
@@ -99,8 +98,7 @@ def find(given: str, folder: Path = Path(), place: str = "") -> Path:
         return shipped
     names = share.shipped_recipes()
     stem = given.removesuffix(".yaml").removeprefix("recipes/")
-    close = difflib.get_close_matches(stem, names, n=1)
-    hint = f"did you mean the shipped `{close[0]}`?" if close else f"shipped are {', '.join(names)}"
+    hint = did_you_mean(stem, names) or f"shipped are {', '.join(names)}"
     what = f"there is no recipe `{given}`" if not path.is_dir() else f"`{given}` is a directory"
     raise MoekitError(Problem(place, what, hint))
 
