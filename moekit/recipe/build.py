@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from moekit.problems import CONTROL, Problem, shortened
+from moekit.problems import CONTROL, Problem, did_you_mean, shortened
 from moekit.recipe import nodes
 from moekit.recipe.schema.markers import AtLeast, FreeText
 
@@ -144,6 +144,8 @@ def _scalar(node: nodes.Scalar, hint: Any, marks: tuple[Any, ...]) -> Any:
     if hint is str:
         if any(isinstance(mark, FreeText) for mark in marks):
             return text.strip()
+        if not text:
+            raise Refused("is empty", "write `null` to unset it")
         return _one_line(text)
     if hasattr(hint, "parse"):
         try:
@@ -168,12 +170,10 @@ def one_of(text: str, choices: tuple[str, ...]) -> str:
     """`text` if it is among `choices`, else refused with the closest."""
     if text in choices:
         return text
-    raise Refused(f"must be one of {', '.join(choices)}, not `{_shown(text)}`", did_you_mean(text, choices))
+    raise Refused(f"must be one of {', '.join(choices)}, not `{shortened(text)}`", did_you_mean(text, choices))
 
 
 def _one_line(text: str) -> str:
-    if not text:
-        raise Refused("is empty", "write `null` to unset it")
     if found := CONTROL.search(text):
         name = "a newline" if found.group() == "\n" else f"a control character ({found.group()!r})"
         raise Refused(f"has {name}, which no command line carries")
