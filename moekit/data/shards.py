@@ -137,8 +137,8 @@ def split_documents(documents: int, split: str) -> list[range]:
 
     Args:
         documents: how many there are.
-        split: up to three weights, as in `95,5,0`. Megatron never finishes building a part whose weight is not zero but too
-            small for a single document.
+        split: up to three weights, as in `95,5,0`. A part with some weight, but too little for one document, is empty
+            here; Megatron never finishes building it.
 
     Source: megatron/core/datasets/blended_megatron_dataset_config.py:155, blended_megatron_dataset_builder.py:470.
     """
