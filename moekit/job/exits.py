@@ -29,6 +29,7 @@ def record(path: Path, code: int, reason: str) -> None:
 
 def run_recorded(program: Callable[[], object], path: Path) -> None:
     """Run `program`, record its ending in `path`, and end as it did."""
+    path.unlink(missing_ok=True)
     try:
         program()
     except SystemExit as stop:
@@ -62,7 +63,8 @@ def record_sigterm(path: Path, before: Callable[[], object]) -> None:
         while True:
             if signal.SIGTERM in os.read(read_end, 64) and signal.getsignal(signal.SIGTERM) is ours:
                 before()
-                record(path, 128 + signal.SIGTERM, "SIGTERM")
+                if not path.exists():  # else it had ended by itself and was on its way out
+                    record(path, 128 + signal.SIGTERM, "SIGTERM")
                 os._exit(128 + signal.SIGTERM)
 
     def forget() -> None:

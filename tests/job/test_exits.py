@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PRELUDE = """
+import ctypes, os, pathlib, signal, sys, time
+from moekit.job import exits
+path = pathlib.Path(sys.argv[1])
+"""
+
+
+def start(script: str, path: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + script, str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def record_of(path: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(path.read_text())
+    assert abs(record.pop("time") - time.time()) < 60
+    assert [file.name for file in path.parent.iterdir()] == [path.name]  # nothing temporary is left
+    return record
+
+
+@pytest.mark.parametrize(
+    ("program", "process_code", "record"),
+    [
+        ("None", 0, {"code": 0, "reason": "ok"}),
+        ("sys.exit()", 0, {"code": 0, "reason": "SystemExit: None"}),
+        ("sys.exit(16)", 16, {"code": 16, "reason": "SystemExit: 16"}),
+        ("sys.exit('no data')", 1, {"code": 1, "reason": "SystemExit: no data"}),
+        ("1 / 0", 1, {"code": 1, "reason": "ZeroDivisionError: division by zero"}),
+        ("signal.raise_signal(signal.SIGINT)", -signal.SIGINT, {"code": 130, "reason": "SIGINT"}),
+    ],
+)
+def test_every_ending_is_recorded_and_kept(
+    tmp_path: Path, program: str, process_code: int, record: dict[str, Any]
+) -> None:
+    path = tmp_path / "exit" / "rank0.json"
+    process = start(f"exits.run_recorded(lambda: {program}, path)", path)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == process_code, errors
+    assert record_of(path) == record
+    assert ("Traceback" in errors) == (process_code in (1, -signal.SIGINT) and "no data" not in program)
+
+
+@pytest.mark.parametrize(
+    "waiting",
+    [
+        "time.sleep(60)",
+        # A wait in C that no signal interrupts, as in a collective: the same mutex is locked twice.
+        "mutex = ctypes.create_string_buffer(128); [ctypes.CDLL(None).pthread_mutex_lock(mutex) for _ in range(2)]",
+    ],
+)
+def test_sigterm_ends_a_rank_at_once_with_a_record(tmp_path: Path, waiting: str) -> None:
+    path = tmp_path / "exit" / "rank0.json"
+    before = tmp_path / "flushed"
+    script = f"""
+exits.record_sigterm(path, before=pathlib.Path({str(before)!r}).touch)
+print("ready", flush=True)
+{waiting}
+"""
+    process = start(script, path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.terminate()
+    assert process.wait(timeout=30) == 143
+    assert record_of(path) == {"code": 143, "reason": "SIGTERM"}
+    assert before.exists()
+
+
+def test_sigterm_after_the_end_does_not_hide_it(tmp_path: Path) -> None:
+    path = tmp_path / "exit" / "rank0.json"
+    script = """
+import atexit
+exits.record_sigterm(path, before=lambda: None)
+atexit.register(time.sleep, 60)  # an interpreter that takes its time
+atexit.register(os.kill, os.getpid(), signal.SIGTERM)
+exits.run_recorded(lambda: 1 / 0, path)
+"""
+    process = start(script, path)
+    process.communicate(timeout=30)
+    assert record_of(path) == {"code": 1, "reason": "ZeroDivisionError: division by zero"}
+
+
+def test_a_record_of_an_earlier_start_is_not_kept(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_text('{"code": 0, "reason": "ok", "time": 0}')
+    process = start("exits.run_recorded(lambda: os._exit(9), path)", path)
+    assert process.wait(timeout=60) == 9
+    assert not path.exists()
+
+
+def test_sigterm_of_a_forked_worker_is_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "exit" / "rank0.json"
+    script = """
+exits.record_sigterm(path, before=lambda: None)
+worker = os.fork()
+if not worker:
+    time.sleep(60)
+os.kill(worker, signal.SIGTERM)
+print(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]), flush=True)
+time.sleep(1)
+print("alive")
+"""
+    out, errors = start(script, path).communicate(timeout=60)
+    assert out.split() == ["-15", "alive"], errors
+    assert not path.exists()
+
+
+def test_a_handler_that_megatron_installs_decides(tmp_path: Path) -> None:
+    path = tmp_path / "exit" / "rank0.json"
+    script = """
+exits.record_sigterm(path, before=lambda: None)
+signal.signal(signal.SIGTERM, lambda *_: print("megatron's"))
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(1)
+"""
+    process = start(script, path)
+    assert process.communicate(timeout=60)[0] == "megatron's\n"
+    assert process.returncode == 0
+    assert not path.exists()
+
+
+def test_a_record_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    from moekit.job import exits
+
+    path = tmp_path / "rank0.json"
+    exits.write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        exits.write_json(path, {"a": object()})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert os.listdir(tmp_path) == ["rank0.json"]  # noqa: PTH208

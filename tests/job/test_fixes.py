@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import read_metrics
+
+pytestmark = pytest.mark.megatron
+
+
+def test_the_helpers_of_the_wheel_are_taken_as_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    utils = pytest.importorskip("megatron.core.datasets.utils")
+    from moekit.job import fixes
+
+    monkeypatch.setattr(utils, "compile_helpers", utils.compile_helpers)
+    with pytest.raises(SystemExit):  # the defect: `make` without a Makefile
+        utils.compile_helpers()
+    done = fixes.dataset_helpers()
+    assert done is not None
+    utils.compile_helpers()
+
+
+def test_a_makefile_is_left_to_megatron(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    utils = pytest.importorskip("megatron.core.datasets.utils")
+    from moekit.job import fixes
+
+    before = utils.compile_helpers
+    (tmp_path / "Makefile").touch()
+    monkeypatch.setattr(utils, "__file__", str(tmp_path / "utils.py"))
+    assert fixes.dataset_helpers() is None
+    assert utils.compile_helpers is before
+
+
+def test_an_optimizer_of_transformer_engine_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    distrib_optimizer = pytest.importorskip("megatron.core.optimizer.distrib_optimizer")
+    from moekit.job import fixes
+
+    before = dict(vars(distrib_optimizer.DistributedOptimizer))
+    monkeypatch.setattr(distrib_optimizer, "HAVE_APEX_OR_TE", True)
+    assert fixes.optimizer_resume() is None
+    assert dict(vars(distrib_optimizer.DistributedOptimizer)) == before
+
+
+@pytest.mark.train
+@pytest.mark.parametrize("resumed", [[], ["--dist-ckpt-optim-fully-reshardable"]], indirect=True)
+def test_resume_with_the_distributed_optimizer_is_exact(trained: Path, resumed: Path) -> None:
+    straight = read_metrics(trained / "attempts/1/metrics.jsonl")
+    parts = [read_metrics(resumed / "attempts" / attempt / "metrics.jsonl") for attempt in ("1", "2")]
+    assert [sorted(part) for part in parts] == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    for step, values in (parts[0] | parts[1]).items():
+        expected = {name: value for name, value in straight[step].items() if not name.endswith("-time")}
+        assert {name: value for name, value in values.items() if not name.endswith("-time")} == expected, step
