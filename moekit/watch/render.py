@@ -143,7 +143,7 @@ def _meaning(balance: Balance) -> str:
         return f"{what} {where}"
     if balance.max_vio_after >= balance.max_vio_before:
         return f"{what} {where} The auxiliary loss has not made the load more even here."
-    return f"{what} {where} The auxiliary loss evens out the load; a gain in lm loss does not show at this size."
+    return f"{what} {where} That is the auxiliary loss at work; more even load is not by itself a better lm loss."
 
 
 def _next(text: Text, data: SummaryData) -> None:

@@ -118,7 +118,7 @@ def test_in_a_session_of_ssh(run: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_balance_that_did_not_come_is_not_claimed(run: Path) -> None:
     data = summary(run)
     assert data.balance is not None
-    assert "evens out" in words(data)
+    assert "auxiliary loss at work" in words(data)
     worse = replace(data.balance, max_vio_before=0.1, max_vio_after=0.2)
     assert "has not made the load more even" in words(replace(data, balance=worse))
     without = replace(data.balance, balancing=[])
