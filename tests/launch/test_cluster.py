@@ -2,6 +2,7 @@ import ast
 import inspect
 import subprocess
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ LEAST = {
     "container": "none",
     "shared_root": "/shared",
 }
+
+FIND_IT = "\n    hint: all nodes must find it"
 
 
 def profile(tmp_path: Path, **changes: str | None) -> str:
@@ -47,22 +50,22 @@ def test_a_profile_needs_only_what_cannot_be_guessed(tmp_path: Path) -> None:
     [
         ({"shared_root": None}, ":1: `shared_root` is missing"),
         ({"shared_root": "null"}, ":6: `shared_root` is missing"),
-        ({"shared_root": "runs"}, ":6: `shared_root` must be an absolute path, not `runs`\n    hint: all nodes must find it"),
+        ({"shared_root": "runs"}, f":6: `shared_root` must be an absolute path, not `runs`{FIND_IT}"),
         ({"shared_root": "/a b"}, ":6: `shared_root` has a ` `, which no mount carries: `/a b`"),
         ({"gpu": "h1000"}, ":3: `gpu` must be one of a100, h100, h200, b200, gb200, b300, gb300, not `h1000`"
          "\n    hint: did you mean `h100`?"),
         ({"partitio": "gpu"}, ":7: unknown field `partitio`\n    hint: did you mean `partition`?"),
         ({"partition": '"gpu debug"'}, ":7: `partition` is `gpu debug`, which no #SBATCH line carries"),
         ({"container": "pyxis"}, ":5: `image` is missing, which `container: pyxis` starts"),
-        ({"image": "./i.sqsh"}, ":7: `image` must be an absolute path, not `./i.sqsh`\n    hint: all nodes must find it"),
-        ({"mounts": "['/data/my dir:/d']"}, ":7: mount `/data/my dir:/d` has a space or a comma, which pyxis splits at"),
+        ({"image": "./i.sqsh"}, f":7: `image` must be an absolute path, not `./i.sqsh`{FIND_IT}"),
+        ({"mounts": "['/my dir:/d']"}, ":7: mount `/my dir:/d` has a space or a comma, which pyxis splits at"),
         ({"mounts": "['/a,b:/c']"}, ":7: mount `/a,b:/c` has a space or a comma, which pyxis splits at"),
         ({"mounts": "['data:/data']"}, ":7: mount `data:/data` must be `/path` or `/path:/inside`, both absolute"),
         ({"mounts": "['/a:/c', '/b:/c']"}, ":7: two mounts lie at `/c`"),
         ({"mounts": "['/c', '/b:/c:ro']"}, ":7: two mounts lie at `/c`"),
         ({"library_path": "[lib]"}, ":7: `library_path` has `lib`; it lists absolute folders"),
-        ({"environment": "{LD_LIBRARY_PATH: /x}"}, ":7: `environment.LD_LIBRARY_PATH` would take the image's own folders"
-         " away\n    hint: list folders in the profile's `library_path`"),
+        ({"environment": "{LD_LIBRARY_PATH: /x}"}, ":7: `environment.LD_LIBRARY_PATH` would take the image's own"
+         " folders away\n    hint: list folders in the profile's `library_path`"),
         ({"environment": "{PATH: /x}"}, ":7: `environment.PATH` is the job's shell's own"
          "\n    hint: the profile's `python` names an interpreter"),
         ({"environment": "{MOEKIT_DEVICE: cpu}"}, ":7: `environment.MOEKIT_DEVICE` is moekit's own"),
@@ -77,21 +80,23 @@ def test_what_is_refused(tmp_path: Path, changes: dict[str, str | None], message
 
 
 def test_mounts_that_pyxis_takes(tmp_path: Path) -> None:
-    given = "[/lustre/lustre, '/a:/b', '/a:/c:ro', '/d:/e:ro+rprivate']"
-    assert find_cluster(profile(tmp_path, mounts=given)).mounts == ("/lustre/lustre", "/a:/b", "/a:/c:ro", "/d:/e:ro+rprivate")
+    mounts = ("/lustre/lustre", "/a:/b", "/a:/c:ro", "/d:/e:ro+rprivate")
+    assert find_cluster(profile(tmp_path, mounts=str([*mounts]))).mounts == mounts
 
 
 def test_an_unknown_profile_names_the_closest() -> None:
     with pytest.raises(MoekitError) as refused:
         find_cluster("aws-p4")
-    assert str(refused.value) == "error: there is no cluster profile `aws-p4`\n    hint: did you mean the shipped `aws-p5`?"
+    assert str(refused.value) == (
+        "error: there is no cluster profile `aws-p4`\n    hint: did you mean the shipped `aws-p5`?"
+    )
 
 
 def test_each_field_is_documented() -> None:
     body = ast.parse(inspect.getsource(Cluster)).body[0].body
     documented = [
         one.target.id
-        for one, after in zip(body, body[1:], strict=False)
+        for one, after in pairwise(body)
         if isinstance(one, ast.AnnAssign) and isinstance(after, ast.Expr)
     ]
     assert documented == [field.name for field in fields(Cluster)]

@@ -1,5 +1,4 @@
 import dataclasses
-import os
 import subprocess
 import sys
 import threading
@@ -22,7 +21,10 @@ def words(loaded: Loaded, resume: bool = False) -> str:
     return " ".join(argv(owned_arguments(loaded.recipe, "changed", "/shared", resume)))
 
 
-TRACKED = "--tensorboard-dir attempts/N/tensorboard --wandb-project moekit --wandb-exp-name changed --wandb-save-dir attempts/N/"
+TRACKED = (
+    "--tensorboard-dir attempts/N/tensorboard "
+    "--wandb-project moekit --wandb-exp-name changed --wandb-save-dir attempts/N/"
+)
 DATA = "--data-args-path /shared/data/fineweb-edu/data-args.txt --data-cache-path /shared/data/fineweb-edu/cache"
 TOKENIZER = "--tokenizer-model /shared/tokenizers/llama-3.2"
 
@@ -64,12 +66,12 @@ def test_owned_arguments(recipe_of: Changed, text: str, first: str, resume: str 
 
 def test_an_own_checkpoint_is_loaded_whole(recipe_of: Changed) -> None:
     """Upcycling and `finetune` are of the first start; what was never saved stays out of every load."""
-    text = "checkpoint: {save: true, from_run: a, finetune: true, no_load_optim: true, no_load_rng: true%s}\nmoe: {use_upcycling: true}"
+    text = "moe: {use_upcycling: true}\ncheckpoint: {save: true, from_run: a, finetune: true, %s}"
     options = {"--finetune", "--no-load-optim", "--no-load-rng", "--moe-use-upcycling"}
-    recipe = recipe_of(text % "").recipe
+    recipe = recipe_of(text % "no_load_optim: true, no_load_rng: true").recipe
     assert options <= set(argv(run_arguments(recipe, "x", "/s", resume=False)))
     assert not options & set(argv(run_arguments(recipe, "x", "/s", resume=True)))
-    unsaved = recipe_of(text % ", no_save_optim: true").recipe
+    unsaved = recipe_of(text % "no_load_optim: true, no_save_optim: true").recipe
     assert options & set(argv(run_arguments(unsaved, "x", "/s", resume=True))) == {"--no-load-optim"}
 
 
@@ -84,7 +86,8 @@ def test_names_of_runs(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".", "..", ".x", "-x", "a/b", "a b", "a\nb", "a;b", "$(b)", "a'b", 'a"b', "ä", "x" * 101, "--dry-run", "%j"]
+    "name",
+    ["", ".", "..", ".x", "-x", "a/b", "a b", "a\nb", "a;b", "$(b)", "a'b", 'a"b', "ä", "x" * 101, "--dry-run", "%j"],
 )
 def test_names_that_are_refused(name: str) -> None:
     with pytest.raises(MoekitError, match="a run cannot be named"):
@@ -104,7 +107,7 @@ def test_hostile_values_survive_the_flat_recipe(recipe_of: Changed, tmp_path: Pa
 summary: "two\nlines, \"quoted\" \\ # no comment: \u2028 \x85 \x7f \U0001F600"
 moe: {layer_freq: "([0]*1+[1]*15)"}
 parallel: {pipeline_model_layout: "Et*3|(tt|)*6tmL"}
-megatron: {extra: ["--some=a b", "null", "true", "1", "-", "", " x ", "é日", "a: b", "{x}", "!tag", "*a", "&a", "%", "@", "`"]}
+megatron: {extra: ["--some=a b", "null", "true", "1", "-", " x ", "é", "a: b", "{x}", "!t", "*a", "&a", "%", "@", "`"]}
 runtime:
   environment: {A: "null", B: null, no: "no", C: "", D: "1e3", e: "it's $HOME \\ `x`", F: "~"}
   secrets: [HF_TOKEN]
@@ -125,24 +128,23 @@ def test_a_word_with_a_newline_is_refused_by_name() -> None:
 
 
 def test_a_run_is_claimed_once(tmp_path: Path) -> None:
-    won = []
+    said = []
 
     def try_it() -> None:
         try:
             claim(tmp_path / "runs" / "x")
         except MoekitError as refused:
-            assert str(refused) == (
-                f"error: `{tmp_path}/runs/x` already exists\n    hint: give the run another name with `--name`"
-            )
+            said.append(str(refused))
         else:
-            won.append(True)
+            said.append("mine")
 
     threads = [threading.Thread(target=try_it) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert won == [True]
+    taken = f"error: `{tmp_path}/runs/x` already exists\n    hint: give the run another name with `--name`"
+    assert sorted(said) == [*[taken] * 7, "mine"]
 
 
 def test_attempts_are_numbered_once_each(tmp_path: Path) -> None:
@@ -171,11 +173,11 @@ def test_no_space_left(tmp_path: Path) -> None:
     room.mkdir()
     script = (
         f"mount -t tmpfs -o size=40k none '{room}' && "
-        f"'{sys.executable}' -m moekit launch first_moe --dry-run='{room}/run'; code=$?; find '{room}' -mindepth 1; exit $code"
+        f"'{sys.executable}' -m moekit launch first_moe --dry-run='{room}/run'; "
+        f"code=$?; find '{room}' -mindepth 1; exit $code"
     )
     done = subprocess.run(["unshare", "-rm", "bash", "-c", script], capture_output=True, text=True, cwd=tmp_path)
     if "unshare" in done.stderr or "mount:" in done.stderr:
         pytest.skip(f"no file system can be mounted here: {done.stderr}")
     assert done.stderr == f"error: `{room}/run` cannot be written: no space left on device\n"
     assert (done.returncode, done.stdout) == (1, "")
-    assert os.listdir(room) == []

@@ -1,0 +1,230 @@
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moekit import share
+from moekit.launch.cluster import find_cluster
+from moekit.launch.rundir import run_files
+from moekit.launch.script import (
+    environment,
+    environment_script,
+    job_script,
+    nodes_and_gpus,
+    slurm_files,
+    srun_words,
+    torchrun_words,
+)
+from moekit.problems import MoekitError
+from moekit.recipe.load import Loaded, load
+
+Changed = Callable[..., Loaded]
+AWS = find_cluster("aws-p5")
+ROOT_RECIPES = sorted(share.folder("recipes").glob("*.yaml"))
+
+
+def rendered(texts: dict[str, str]) -> dict[str, str]:
+    """What differs from run to run: all but the files copied as they are."""
+    return {name: text for name, text in texts.items() if name != "train.sh" and not name.startswith("job/")}
+
+
+@pytest.mark.parametrize("path", ROOT_RECIPES, ids=lambda path: path.stem)
+def test_golden_run_directories(path: Path, golden: Callable[[str, dict[str, str]], None]) -> None:
+    loaded = load(path.stem)
+    local = loaded.recipe.runtime.device == "cpu"
+    texts = run_files(loaded, path.stem, "/home/me") if local else slurm_files(loaded, path.stem, AWS)
+    golden(path.stem, rendered(texts))
+
+
+def test_copied_files_are_the_originals() -> None:
+    texts = slurm_files(load("dense"), "dense", AWS)
+    copied = {name: text for name, text in texts.items() if name not in rendered(texts)}
+    folder = Path(share.PACKAGE, "job")
+    assert copied.pop("train.sh") == (share.folder("slurm") / "train.sh").read_text()
+    assert copied == {f"job/{path.name}": path.read_text() for path in folder.glob("*.py") if path.stem != "__init__"}
+
+
+@pytest.mark.parametrize(("gpus", "layout"), [(1, (1, 1)), (4, (1, 4)), (8, (1, 8)), (16, (2, 8)), (64, (8, 8))])
+def test_nodes(recipe_of: Changed, gpus: int, layout: tuple[int, int]) -> None:
+    recipe = recipe_of(f"parallel: {{gpus: {gpus}}}").recipe
+    assert nodes_and_gpus(recipe, AWS) == layout
+    nodes, each = layout
+    header = job_script(recipe, AWS, "x").splitlines()
+    assert f"#SBATCH --nodes={nodes}" in header
+    assert f"#SBATCH --gres=gpu:{each}" in header
+    assert f"--nodes={nodes}" in srun_words(recipe, AWS)
+    assert torchrun_words(recipe, AWS)[3:5] == [f"--nnodes={nodes}", f"--nproc-per-node={each}"]
+
+
+def test_gpus_that_fill_no_node(recipe_of: Changed) -> None:
+    loaded = recipe_of("parallel:\n  gpus: 12")
+    with pytest.raises(MoekitError) as refused:
+        slurm_files(loaded, "x", AWS)
+    assert str(refused.value) == (
+        f"{loaded.source.shown}:3: 12 GPUs are no whole number of nodes with 8 GPUs each (profile `aws-p5`)"
+        "\n    hint: `parallel.gpus` can be 8 or 16"
+    )
+
+
+def test_the_header_says_only_what_is_set(recipe_of: Changed) -> None:
+    recipe = recipe_of("runtime: {time_limit_min: null}").recipe
+    bare = job_script(recipe, replace(AWS, time_limit_min=None, cpus_per_task=None), "x")
+    for option in ("partition", "account", "qos", "time", "cpus-per-task", "signal", "container", "chdir"):
+        assert f"--{option}" not in bare
+    full = job_script(recipe, replace(AWS, partition="gpu", account="me", qos="high"), "x")
+    for line in ("--partition=gpu", "--account=me", "--qos=high", "--time=120", "--no-requeue", "--open-mode=append"):
+        assert f"#SBATCH {line}\n" in full
+
+
+def test_the_recipes_time_limit_wins(recipe_of: Changed) -> None:
+    assert "#SBATCH --time=30\n" in job_script(recipe_of("runtime: {time_limit_min: 30}").recipe, AWS, "x")
+
+
+def test_a_run_that_ends_on_sigterm_gets_it_in_time(recipe_of: Changed) -> None:
+    recipe = recipe_of("resilience: {exit_signal_handler: true}").recipe
+    assert "#SBATCH --signal=TERM@300\n" in job_script(recipe, AWS, "x")
+    assert environment(recipe, AWS)["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "300"
+
+
+def test_one_task_a_node_with_all_its_cpus() -> None:
+    recipe = load("first_moe").recipe
+    for text in (job_script(recipe, AWS, "x").splitlines(), [f"#SBATCH {word}" for word in srun_words(recipe, AWS)]):
+        assert {"#SBATCH --ntasks-per-node=1", "#SBATCH --cpus-per-task=96"} <= set(text)
+
+
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+
+@pytest.mark.parametrize(
+    ("text", "gpu", "value"),
+    [
+        ("", "h100", None),
+        ("parallel: {tensor_model: 2, sequence: true}", "h100", "1"),
+        ("parallel: {context: 2}", "h200", "1"),
+        ("parallel: {context: 2}", "b200", None),
+        ("parallel: {context: 2, use_megatron_fsdp: true}", "h100", None),
+        ("parallel: {context: 2}\nmegatron: {extra: [--use-torch-fsdp2]}", "h100", None),
+        ("parallel: {context: 2}\noverlap: {moe_expert_parallel_comm: true}", "h100", None),
+        ("parallel: {context: 2}\nruntime: {environment: {CUDA_DEVICE_MAX_CONNECTIONS: 8}}", "h100", "8"),
+        ("runtime: {environment: {CUDA_DEVICE_MAX_CONNECTIONS: 32}}", "h100", "32"),
+        ("parallel: {context: 2}\nruntime: {environment: {CUDA_DEVICE_MAX_CONNECTIONS: null}}", "h100", None),
+    ],
+)
+def test_cuda_device_max_connections(recipe_of: Changed, text: str, gpu: str, value: str | None) -> None:
+    recipe, cluster = recipe_of(text).recipe, replace(AWS, gpu=gpu)
+    assert environment(recipe, cluster).get(CONNECTIONS) == value
+    winning = next(word for word in srun_words(recipe, cluster) if word.startswith("--container-env="))
+    assert (CONNECTIONS in winning.partition("=")[2].split(",")) == (value is not None)
+
+
+def test_what_wins_over_the_image(recipe_of: Changed) -> None:
+    text = "runtime: {environment: {NCCL_DEBUG: null, c_lower: 1, FI_PROVIDER: tcp}, secrets: [HF_TOKEN]}"
+    recipe = recipe_of(text, base="dense").recipe
+    words = srun_words(recipe, replace(AWS, megatron_path=None, library_path=None))
+    assert words[-1] == (
+        "--container-env=MOEKIT_DEVICE,NCCL_NET_PLUGIN,FI_PROVIDER,FI_EFA_USE_DEVICE_RDMA,NCCL_SOCKET_IFNAME,"
+        "NVTE_ALLOW_NONDETERMINISTIC_ALGO,c_lower,HF_TOKEN"
+    )
+    script = environment_script(environment(recipe, AWS), ("HF_TOKEN",))
+    assert "unset -v NCCL_DEBUG\n" in script
+    assert "export FI_PROVIDER=tcp\n" in script
+
+
+def test_mounts(recipe_of: Changed) -> None:
+    cluster = replace(AWS, shared_root="/fsx/me", megatron_path="/opt/Megatron-LM", mounts=("/nvme", "/a:/b:ro"))
+    assert (
+        "--container-mounts=/fsx/me:/fsx/me,/opt/Megatron-LM:/opt/Megatron-LM,/nvme:/nvme,/a:/b:ro"
+        in srun_words(recipe_of().recipe, cluster)
+    )
+    inside = replace(cluster, megatron_path="/fsx/me/Megatron-LM", mounts=None)
+    assert "--container-mounts=/fsx/me:/fsx/me" in srun_words(recipe_of().recipe, inside)
+
+
+def test_no_container(recipe_of: Changed) -> None:
+    words = srun_words(recipe_of().recipe, replace(AWS, container="none", image=None))
+    assert words == ["--nodes=1", "--ntasks-per-node=1", "--kill-on-bad-exit=1", "--cpus-per-task=96"]
+
+
+HOSTILE = {
+    "SPACES": "  x  y\t ",
+    "QUOTES": """it's "quoted" '' \\' """,
+    "DOLLAR": "$HOME ${HOME} $(touch /tmp/p) `id`",
+    "COMMAND": "a; touch p & b | c > d < e",
+    "BACKSLASH": "\\n\\\\ \\",
+    "STARS": "* ? [a-z] ~ {a,b} !x #y %z",
+    "EMPTY": "",
+    "UNICODE": "é 日本 \U0001f600",
+    "EQUALS": "a=b=c",
+    "c_lower": "1",
+    "argv": "not the script's",
+    "id": "0",
+    "DASH": "-n -e --",
+}
+
+
+def test_every_value_arrives_byte_for_byte(tmp_path: Path) -> None:
+    script = environment_script({**HOSTILE, "GONE": None}, ())
+    (tmp_path / "environment.sh").write_text(script)
+    command = "set -euo pipefail; source ./environment.sh; exec env -0"
+    given = {"GONE": "x", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, cwd=tmp_path, env=given, check=True)
+    seen = dict(entry.split("=", 1) for entry in done.stdout.decode().split("\0") if entry)
+    assert {name: seen.get(name) for name in HOSTILE} == HOSTILE
+    assert "GONE" not in seen
+    assert [path.name for path in tmp_path.iterdir()] == ["environment.sh"]
+
+
+def test_a_secret_is_asked_for_by_name(tmp_path: Path) -> None:
+    (tmp_path / "environment.sh").write_text(environment_script({}, ("HF_TOKEN",)))
+    command = ["bash", "-c", "source ./environment.sh; echo reached"]
+    without = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={"PATH": "/bin"})
+    assert (without.returncode, without.stdout) == (127, "")
+    assert "HF_TOKEN: is a secret of this run: set it in the shell that submits" in without.stderr
+    given = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={"HF_TOKEN": "$x"})
+    assert given.stdout == "reached\n"
+
+
+@pytest.mark.parametrize(
+    ("runtime", "message"),
+    [
+        ("environment: {PATH: /x}", "`runtime.environment.PATH` is the job's shell's own"),
+        ("environment: {UID: 0}", "`runtime.environment.UID` is the job's shell's own"),
+        ("environment: {LD_LIBRARY_PATH: /x}", "`runtime.environment.LD_LIBRARY_PATH` would take the image's own"),
+        ("secrets: ['A; touch p']", "`runtime.secrets` has `A; touch p`, which is no name of a secret variable"),
+        ("secrets: [PATH]", "`runtime.secrets` has `PATH`, which is no name of a secret variable"),
+    ],
+)
+def test_variables_that_a_job_cannot_be_given(recipe_of: Changed, runtime: str, message: str) -> None:
+    loaded = recipe_of(f"runtime:\n  {runtime}")
+    with pytest.raises(MoekitError) as refused:
+        slurm_files(loaded, "x", AWS)
+    assert str(refused.value).startswith(f"{loaded.source.shown}:3: {message}")
+
+
+def test_the_name_is_one_word_of_the_header() -> None:
+    with pytest.raises(MoekitError, match="a run cannot be named"):
+        slurm_files(load("dense"), "x\n#SBATCH --nodes=9", AWS)
+    assert "#SBATCH --job-name=a.b-c_1\n" in slurm_files(load("dense"), "a.b-c_1", AWS)["job.sbatch"]
+
+
+def test_shellcheck(tmp_path: Path) -> None:
+    if not shutil.which("shellcheck"):
+        pytest.skip("shellcheck is not installed")
+    texts = slurm_files(load("first_moe"), "x", AWS)
+    for name in ("train.sh", "job.sbatch", "environment.sh"):
+        (tmp_path / name).write_text(texts[name])
+    found = [subprocess.run(["shellcheck", "-s", "bash", name], cwd=tmp_path, capture_output=True, text=True).stdout
+             for name in ("train.sh", "job.sbatch", "environment.sh")]  # fmt: skip
+    assert "".join(found) == ""
+
+
+def test_no_two_places_say_one_option() -> None:
+    """A fact stands once in the header and once in a step."""
+    texts = slurm_files(load("first_moe"), "x", AWS)
+    for name in ("job.sbatch", "argv.srun", "argv.torchrun"):
+        options = re.findall(r"^(?:#SBATCH )?(--[a-z-]+)", texts[name], re.MULTILINE)
+        assert len(options) == len(set(options))

@@ -1,0 +1,224 @@
+"""slurm/train.sh, run by bash with a scheduler and an interpreter that record what they are given."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from moekit.launch.cluster import Cluster, find_cluster
+from moekit.launch.rundir import claim, write
+from moekit.launch.script import slurm_files
+from moekit.recipe.load import Loaded
+
+RECORD = """
+import json, os, sys
+seen = {"argv": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}
+json.dump(seen, open(sys.argv[0] + ".json", "w"))
+"""
+SRUN = """
+options = [word for word in sys.argv[1:] if word.startswith("--")]
+given = dict(option[2:].partition("=")[::2] for option in options)
+env = dict(os.environ)
+image = json.loads(env.pop("TEST_IMAGE", "{}"))
+kept = given.get("container-env", "").split(",")
+env.update({name: value for name, value in image.items() if name not in kept or name not in env})
+where = given.get("container-workdir", ".")
+sys.stdout.flush()
+done = subprocess.run(sys.argv[1 + len(options):], env=env, cwd=where)
+print("srun was here", flush=True)
+sys.exit(done.returncode)
+"""
+
+
+@dataclass
+class Job:
+    """One run directory, and the machine around it."""
+
+    folder: Path
+    bin: Path
+
+    def run(self, **env: str | None) -> subprocess.CompletedProcess[str]:
+        path = f"{self.bin}:/usr/bin:/bin"
+        slurm = {"SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "n[1-2]", "TEST_HOSTS": "n1\nn2\n"}
+        given = {name: value for name, value in {"PATH": path, **slurm, **env}.items() if value is not None}
+        return subprocess.run(["bash", "job.sbatch"], cwd=self.folder, env=given, capture_output=True, text=True)
+
+    def seen(self, program: str) -> dict:
+        return json.loads((self.bin / f"{program}.json").read_text())
+
+
+@pytest.fixture
+def job(tmp_path: Path, recipe_of: Callable[..., Loaded]) -> Callable[..., Job]:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "scontrol").write_text('#!/bin/bash\n[[ $* == "show hostnames n[1-2]" ]] && printf %s "$TEST_HOSTS"\n')
+    (tools / "srun").write_text(f"#!{sys.executable}\nimport subprocess\n{RECORD}\n{SRUN}")
+    (tools / "python").write_text(f"#!{sys.executable}\n{RECORD}\nprint('trained')\n")
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+
+    def make(text: str = "", **changes: object) -> Job:
+        folder = tmp_path / "it's $HOME" / "runs" / "x"
+        cluster: Cluster = replace(find_cluster("aws-p5"), **changes)
+        claim(folder)
+        write(folder, slurm_files(recipe_of(text, base="dense"), "x", cluster))
+        return Job(folder, tools)
+
+    return make
+
+
+def test_a_whole_attempt(job: Callable[..., Job]) -> None:
+    it = job()
+    done = it.run()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "attempt 1 with argv.first on n1 n2, log in attempts/1/train.log\n"
+    assert (it.folder / "attempts/1/train.log").read_text() == "trained\nsrun was here\n"
+    assert it.seen("srun")["argv"] == [
+        *(it.folder / "argv.srun").read_text().splitlines(),
+        f"--container-workdir={it.folder}",
+        *["bash", "train.sh", "node", "n1:23456", "123456.1", "argv.first"],
+    ]
+    trained = it.seen("python")
+    assert trained["cwd"] == str(it.folder)
+    assert trained["argv"] == [
+        *["-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=8", "--rdzv-backend=c10d"],
+        *["--rdzv-id=123456.1", "--rdzv-endpoint=n1:23456", "job/entry.py"],
+        *(it.folder / "argv.first").read_text().splitlines(),
+    ]
+    assert trained["env"]["MOEKIT_ATTEMPT"] == "1"
+    assert trained["env"]["MOEKIT_DEVICE"] == "gpu"
+    assert trained["env"]["MOEKIT_MEGATRON"] == "/fsx/moekit/Megatron-LM"
+    assert trained["env"]["NCCL_SOCKET_IFNAME"] == "^lo,docker0,veth_def_agent"
+
+
+def test_every_argument_arrives_intact(job: Callable[..., Job]) -> None:
+    text = """
+moe: {num_experts: 8, ffn_hidden_size: 1024, layer_freq: "([0]*1+[1]*15)"}
+megatron: {extra: ["--a", "$HOME", "it's", '"', "a b", "*", "\\\\", "$(touch p)", "; touch p", "é", "-n", "#"]}
+"""
+    it = job(text)
+    assert it.run().returncode == 0
+    argv = it.seen("python")["argv"]
+    assert "([0]*1+[1]*15)" in argv
+    start = argv.index("--a")
+    assert argv[start + 1 : start + 12] == [
+        "$HOME", "it's", '"', "a b", "*", "\\", "$(touch p)", "; touch p", "é", "-n", "#"
+    ]  # fmt: skip
+    assert not (it.folder / "p").exists()
+
+
+def test_the_environment_wins_over_the_image_and_over_the_scripts_own_names(job: Callable[..., Job]) -> None:
+    names = ("argv", "id", "endpoint", "torchrun", "head", "nodes", "srun", "folder", "NCCL_DEBUG")
+    hostile = {name: f"it's ${name}" for name in names}
+    it = job(f"runtime: {{environment: {json.dumps({**hostile, 'UNSET_ME': None})}}}")
+    image = {"NCCL_DEBUG": "WARN", "UNSET_ME": "image", "LD_LIBRARY_PATH": "/image/lib", "IMAGE_ONLY": "1"}
+    done = it.run(TEST_IMAGE=json.dumps(image), UNSET_ME="outside", MOEKIT_ROUTING_TRACE_LAST_ITERS="9")
+    assert (done.returncode, done.stderr) == (0, "")
+    seen = it.seen("python")["env"]
+    assert {name: seen[name] for name in hostile} == hostile
+    assert "UNSET_ME" not in seen
+    assert "MOEKIT_ROUTING_TRACE_LAST_ITERS" not in seen
+    assert seen["IMAGE_ONLY"] == "1"
+    assert seen["LD_LIBRARY_PATH"] == "/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib:/image/lib"
+    assert it.seen("python")["argv"][5:7] == ["--rdzv-id=123456.1", "--rdzv-endpoint=n1:23456"]
+
+
+def test_library_folders_without_any_in_the_image(job: Callable[..., Job]) -> None:
+    it = job()
+    it.run()
+    assert it.seen("python")["env"]["LD_LIBRARY_PATH"] == "/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib"
+
+
+def test_a_virtual_environment_stays_outside(job: Callable[..., Job]) -> None:
+    it = job()
+    path = f"/my/venv/bin:{it.bin}:/my/venv/bin:/usr/bin:/bin:/my/venv/bin"
+    it.run(VIRTUAL_ENV="/my/venv", PYTHONPATH="/my/code", PYTHONHOME="/my/python", PATH=path)
+    for program in ("srun", "python"):
+        seen = it.seen(program)["env"]
+        assert "VIRTUAL_ENV" not in seen
+        assert "PYTHONHOME" not in seen
+        assert seen["PATH"] == f"{it.bin}:/usr/bin:/bin"
+    assert it.seen("python")["env"]["PYTHONPATH"] == f"{it.folder}/job"
+    assert it.seen("python")["env"]["PYTHONNOUSERSITE"] == "1"
+
+
+def test_the_images_python_path_is_kept(job: Callable[..., Job]) -> None:
+    it = job()
+    it.run(TEST_IMAGE='{"PYTHONPATH": "/opt/image"}')
+    assert it.seen("python")["env"]["PYTHONPATH"] == f"{it.folder}/job:/opt/image"
+
+
+def test_attempts_are_counted_and_a_checkpoint_is_resumed(job: Callable[..., Job]) -> None:
+    it = job("checkpoint: {save: true, save_interval: 10}")
+    assert it.run().stdout.startswith("attempt 1 with argv.first ")
+    (it.folder / "checkpoints").mkdir()
+    assert it.run().stdout.startswith("attempt 2 with argv.first ")  # a save that was never completed
+    (it.folder / "checkpoints/latest_checkpointed_iteration.txt").write_text("10")
+    (it.folder / "attempts/9").mkdir()
+    (it.folder / "attempts/latest").mkdir()
+    assert it.run().stdout.startswith("attempt 10 with argv.resume ")
+    argv = it.seen("python")["argv"]
+    assert argv[argv.index("--load") + 1] == "checkpoints"
+    assert "--rdzv-id=123456.10" in argv
+
+
+@pytest.mark.parametrize("hosts", ["", "\n"])
+def test_no_head_node_is_fatal(job: Callable[..., Job], hosts: str) -> None:
+    it = job()
+    done = it.run(TEST_HOSTS=hosts)
+    assert done.returncode == 1
+    assert done.stderr == "train.sh: `scontrol show hostnames` names no node for SLURM_JOB_NODELIST=n[1-2]\n"
+    assert not (it.bin / "srun.json").exists()
+    assert not (it.folder / "attempts").exists()
+
+
+def test_a_failing_scontrol_is_fatal(job: Callable[..., Job]) -> None:
+    it = job()
+    assert it.run(SLURM_JOB_NODELIST=None).returncode == 1
+    assert not (it.bin / "srun.json").exists()
+
+
+def test_outside_a_job(job: Callable[..., Job]) -> None:
+    it = job()
+    done = it.run(SLURM_JOB_ID=None)
+    assert done.returncode == 1
+    assert done.stderr == f"train.sh: this is no Slurm job: run `sbatch job.sbatch` in {it.folder}\n"
+
+
+def test_the_exit_code_is_that_of_the_training(job: Callable[..., Job]) -> None:
+    it = job()
+    (it.bin / "python").write_text("#!/bin/bash\necho failed >&2\nexit 7\n")
+    done = it.run()
+    assert done.returncode == 7
+    assert (it.folder / "attempts/1/train.log").read_text() == "failed\nsrun was here\n"
+
+
+def test_a_missing_secret_stops_before_srun(job: Callable[..., Job]) -> None:
+    it = job("runtime: {secrets: [HF_TOKEN]}")
+    done = it.run()
+    assert done.returncode != 0
+    assert "HF_TOKEN: is a secret of this run" in done.stderr
+    assert not (it.bin / "srun.json").exists()
+    assert it.run(HF_TOKEN="a b").returncode == 0
+    assert it.seen("python")["env"]["HF_TOKEN"] == "a b"
+
+
+def test_without_a_container(job: Callable[..., Job]) -> None:
+    it = job(container="none", image=None, library_path=None, python="/usr/bin/env")
+    assert it.run(LD_LIBRARY_PATH="/site/lib").returncode != 0  # env does not know torchrun's options
+    assert it.seen("srun")["argv"][3:5] == ["--cpus-per-task=96", "bash"]
+    assert it.seen("srun")["env"]["LD_LIBRARY_PATH"] == "/site/lib"
+    assert "env: " in (it.folder / "attempts/1/train.log").read_text()
+
+
+def test_a_folder_that_cannot_be_written(job: Callable[..., Job]) -> None:
+    it = job()
+    (it.folder / "attempts").write_text("a file")
+    done = it.run()
+    assert done.returncode == 1
+    assert "attempts" in done.stderr
+    assert not (it.bin / "srun.json").exists()
