@@ -21,7 +21,6 @@ ROOMS = {
     "schema": "moekit.recipe.commands",
     "import": "moekit.recipe.commands",
     "launch": "moekit.launch.commands",
-    "dashboard": "moekit.track.commands",
     "megatron": "moekit.megatron.commands",
 }
 """Where each command lives; a room is imported when one of its commands is asked for."""
