@@ -113,7 +113,8 @@ def test_a_path_that_megatron_would_misread_is_refused_before_anything_is_made(t
     with pytest.raises(MoekitError) as refused:
         prepare_python_docs(tmp_path / name, ignore)
 
-    folder = tmp_path / name / "data/python-docs"
+    # A message shows `?` for what cannot be printed.
+    folder = tmp_path / "".join(letter if letter.isprintable() else "?" for letter in name) / "data/python-docs"
     assert str(refused.value) == (
         f"error: Megatron cannot read data below `{folder}`: the path has a space or a character that cannot be "
         "printed\n    hint: choose another shared root"
