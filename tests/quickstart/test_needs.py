@@ -1,0 +1,141 @@
+"""What keeps a recipe from being trained here: all of it at once, each with its place and remedy."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from moekit.launch import needs
+from moekit.launch.processes import environment, visible_gpus
+from moekit.problems import format_problem
+from moekit.recipe.load import Loaded, load
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    """The quickstart with sections over it, as `changed.yaml` in the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str = "") -> Loaded:
+        Path("changed.yaml").write_text(f"base: quickstart\n{text}")
+        return load("changed.yaml")
+
+    return write
+
+
+def found(loaded: Loaded, **environ: str) -> list[str]:
+    return [format_problem(problem) for problem in needs.problems(loaded, Path(), environ)]
+
+
+@pytest.mark.megatron
+@pytest.mark.parametrize("name", ["quickstart", "settings/quickstart_dense"])
+def test_the_quickstart_can_be_trained_here(name: str, tmp_path: Path) -> None:
+    assert needs.problems(load(name), tmp_path, {}) == []
+
+
+@pytest.mark.megatron
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "moe: {dispatcher: flex}\n",
+            "changed.yaml:2: a CPU has no flex dispatcher: DeepEP, HybridEP and NCCL EP run on GPUs only",
+        ),
+        ("precision: {fp8_format: e4m3}\n", "changed.yaml:2: a CPU has no FP8: its kernels are Transformer Engine's"),
+        (
+            "parallel:\n  context: 2\n",
+            "changed.yaml:3: a CPU has no context parallel: only Transformer Engine's attention has it"
+            " (core/transformer/dot_product_attention.py:57)",
+        ),
+    ],
+)
+def test_what_a_cpu_cannot_do_is_refused_where_it_is_said(recipe: object, text: str, message: str) -> None:
+    assert found(recipe(text)) == [message]  # type: ignore[operator]
+
+
+@pytest.mark.megatron
+def test_what_is_on_unless_turned_off_names_the_field(recipe: object) -> None:
+    (message,) = found(recipe("model:\n  no_rope_fusion: null\n"))  # type: ignore[operator]
+    assert message.endswith("\n    hint: add `no_rope_fusion: true` to `model`")
+    assert "a CPU has no rotary embedding fusion" in message
+
+
+@pytest.mark.megatron
+def test_every_hint_turns_its_limit_off(recipe: object) -> None:
+    off = ["no_rope_fusion", "no_masked_softmax_fusion", "no_gradient_accumulation_fusion", "no_persist_layer_norm"]
+    text = "model:\n  transformer_impl: null\n" + "".join(f"  {name}: null\n" for name in off)
+    messages = found(recipe(text))  # type: ignore[operator]
+    hints = {message.partition("hint: add `")[2].partition("`")[0] for message in messages}
+    assert hints == {"transformer_impl: local", *(f"{name}: true" for name in off)}
+
+
+def test_elsewhere_than_on_linux_one_sentence_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert found(load("quickstart")) == [
+        "error: Megatron trains on Linux only, and this is darwin\n"
+        "    hint: run this in a Linux container, a virtual machine or WSL 2; `moekit check` and `--dry-run` work here"
+    ]
+
+
+def test_all_that_is_missing_comes_at_once(recipe: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**29))
+    text = "data:\n  name: own\n  tokenizer: own\ncheckpoint:\n  from_run: before\n"
+    messages = found(recipe(text))  # type: ignore[operator]
+    here = Path.cwd()
+    assert messages == [
+        "error: not installed: `torch`, `megatron-core`, `tensorboard`, `psutil`, `transformers`\n"
+        "    hint: run `pip install 'moekit[local]'` (about 3 GB to download, 6 GB on disk)",
+        "changed.yaml:3: there is no data set `own`: data/own\n    hint: prepare it with `moekit data`",
+        "changed.yaml:4: there is no tokenizer `own`: tokenizers/own\n    hint: copy it there",
+        "changed.yaml:6: run `before` has no checkpoint: runs/before/checkpoints\n    hint: launch it first",
+        f"{here}: 0.5 GiB of disk is free, and a run needs 1 GiB",
+    ]
+
+
+def test_missing_packages_name_their_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "datatrove" else real(name))
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.19.2")
+    messages = [message for message in found(load("quickstart")) if "not installed" in message]
+    assert any("`datatrove`" in message and "data]" in message for message in messages)
+
+
+@pytest.mark.megatron
+def test_another_megatron_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.18.0")
+    (message,) = found(load("quickstart"))
+    assert "the recipe is for Megatron 0.19.2, and 0.18.0 is installed" in message
+
+
+@pytest.mark.megatron
+def test_too_few_gpus(recipe: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(needs, "visible_gpus", lambda environ: 1)
+    (message,) = found(recipe("runtime: {device: gpu}\n"))  # type: ignore[operator]
+    assert "the recipe trains on 2 GPUs, and 1 can be seen here" in message
+
+
+def test_visible_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"]
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: [Path("/dev", name) for name in names])
+    assert visible_gpus({}) == 2
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == 0
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "1"}) == 1
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0,1,2"}) == 2
+
+
+def test_the_recipes_environment_wins_and_unsets() -> None:
+    outer = {"PATH": "/bin", "MOEKIT_ATTEMPT": "9", "OMP_NUM_THREADS": "64", "GONE": "1", "PYTHONPATH": "/own"}
+    got = environment("cpu", 10_000, 3, 5, {"HF_HUB_OFFLINE": "0", "GONE": None}, outer)
+    assert got["MOEKIT_ATTEMPT"] == "3"
+    assert got["MOEKIT_ROUTING_TRACE_LAST_ITERS"] == "5"
+    assert (got["OMP_NUM_THREADS"], got["HF_HUB_OFFLINE"], got["CUDA_VISIBLE_DEVICES"]) == ("1", "0", "")
+    assert "GONE" not in got
+    assert got["PYTHONPATH"] == "job:/own"
+    assert "CUDA_VISIBLE_DEVICES" not in environment("gpu", 1, 1, None, {}, outer)
