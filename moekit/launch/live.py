@@ -60,10 +60,16 @@ class Follow:
         self._window: list[Step] = []
         self._before: Step | None = None
         self._max_vio: dict[int, float] = {}
+        self._step_s: float | None = None
         self.step = 0
         """The last step read."""
         self.validation_loss: float | None = None
         """In nats, once the run has validated."""
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to the last step, at the pace of the last interval; validation and the last save come on top."""
+        return self._step_s * (self._total - self.step) if self._step_s else None
 
     def poll(self) -> list[Row]:
         """The rows that are complete since the last call."""
@@ -86,15 +92,16 @@ class Follow:
     def _row(self, step: int) -> Row:
         timed = [self._before, *self._window] if self._before else self._window
         seconds = [(b.time - a.time) / (b.step - a.step) for a, b in pairwise(timed)]
-        step_s = median(seconds) if seconds else None  # the middle one: a checkpoint's or a validation's pause is none
+        if seconds:
+            self._step_s = median(seconds)  # the middle one: the pause of a checkpoint or a validation is no step
         counted = [iteration for iteration in self._max_vio if step - self._every < iteration <= step]
         return Row(
             step,
             _mean(self._window, LOSS),
             _mean(self._window, "load_balancing_loss"),
             self._max_vio[max(counted)] if counted else None,
-            self._tokens_per_step / step_s if step_s else None,
-            step_s * (self._total - step) if step_s else None,
+            self._tokens_per_step / self._step_s if self._step_s else None,
+            self.left_s,
         )
 
     def _read_counts(self) -> None:
@@ -159,7 +166,7 @@ class Display:
             finally:
                 self._moving = None
 
-    def move(self, text: str, step: int, left_s: float | None = None) -> None:
+    def move(self, text: str, step: int, left_s: float | None) -> None:
         """Bring the moving line up to date."""
         if self._moving:
             left = f"{clock(left_s)} left" if left_s else ""

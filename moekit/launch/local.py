@@ -172,7 +172,8 @@ def _watch(plan: Plan, lock: int, display: Display) -> tuple[int, float | None]:
                 display.row(row, plan.end)
             if follow.step:
                 closing = follow.step == plan.end
-                display.move("saving and validating" if closing else f"step {follow.step}", follow.step)
+                text = "saving and validating" if closing else f"step {follow.step} of {plan.end}"
+                display.move(text, follow.step, follow.left_s)
             if running:
                 time.sleep(_POLL_S)
     return process.returncode, follow.validation_loss

@@ -63,7 +63,7 @@ def _cpu_cannot(loaded: Loaded) -> Iterator[Problem]:
     for limit in limits():
         fields = [argument.field for argument in arguments if limit not in limits(argument)]
         place = loaded.source.where(*fields, "runtime.device")
-        yield Problem(place, f"a CPU has no {limit.feature}: {limit.reason}", "" if fields else _off(limit))
+        yield Problem(place, f"a CPU has no {limit.feature}: {limit.reason}", _off(limit))
 
 
 def _off(limit: Limit) -> str:
