@@ -25,9 +25,9 @@ _MOST_DIGITS = 18
 class Refused(Exception):
     """A value that a field cannot take; becomes a `Problem` at the value's place."""
 
-    def __init__(self, what: str, hint: str = "") -> None:
+    def __init__(self, what: str, hint: str = "", place: nodes.Place | None = None) -> None:
         super().__init__(what)
-        self.what, self.hint = what, hint
+        self.what, self.hint, self.place = what, hint, place
 
 
 @functools.cache
@@ -69,7 +69,7 @@ def build[T](
         try:
             values[key] = _value(value, hint, marks)
         except Refused as refused:
-            problems.append(Problem(str(value.place), f"`{name}` {refused.what}", refused.hint))
+            problems.append(Problem(str(refused.place or value.place), f"`{name}` {refused.what}", refused.hint))
     for required in (f for f in fields(cls) if _is_required(f) and f.name not in values):  # type: ignore[arg-type]
         if required.name not in node.entries:
             problems.append(Problem(str(node.place), f"`{required.name}` is missing"))
@@ -186,15 +186,15 @@ def _environment(node: nodes.Node) -> dict[str, str | None]:
     result: dict[str, str | None] = {}
     for name, (place, value) in node.entries.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise Refused(
-                f"has the name `{shortened(name)}` (line {place.line}); a variable's has letters, digits and `_`"
-            )
+            what = f"has the name `{shortened(name)}`; a variable's has letters, digits and `_`"
+            raise Refused(what, place=place)
         if not isinstance(value, nodes.Scalar):
-            raise Refused(f"has no plain value for `{name}` (line {place.line})")
+            raise Refused(f"has no plain value for `{name}`", place=place)
         if re.search(r"TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIAL", name.upper()) and not value.is_null:
             raise Refused(
-                f"gives `{name}` a value (line {place.line})",
+                f"gives `{name}` a value",
                 f"a secret travels by name only: set it in your shell and list it, `secrets: [{name}]`",
+                place,
             )
         result[name] = None if value.is_null else _one_line(value.text)
     return result
@@ -209,13 +209,13 @@ def _kind(hint: Any) -> str:
 
 
 def _type_hint(node: nodes.Scalar, hint: Any) -> str:
+    if not node.plain and (node.text in ("true", "false") if hint is bool else _FLOAT.fullmatch(node.text)):
+        return "write it without quotes"
     lowered = node.text.lower()
     if hint is bool and lowered in ("yes", "on", "y", "true", "1"):
         return "write `true`"
     if hint is bool and lowered in ("no", "off", "n", "false", "0"):
         return "write `false`"
-    if not node.plain and (hint is bool or _FLOAT.fullmatch(node.text)):
-        return "write it without quotes"
     if hint is int and len(node.text) > _MOST_DIGITS:
         return f"at most {_MOST_DIGITS} digits"
     if hint is int and _FLOAT.fullmatch(node.text) and float(node.text).is_integer():

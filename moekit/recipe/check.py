@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moekit.megatron import flags
-from moekit.megatron.table import Complaint, FlagTable, check, load, shipped
-from moekit.problems import MoekitError, Problem
+from moekit.megatron.table import Complaint, FlagTable, check, load, occurrences, shipped
+from moekit.problems import MoekitError, Problem, shortened
 from moekit.recipe.load import Loaded, fields_by_option
+from moekit.recipe.nodes import Scalar
 from moekit.recipe.rules import violations
 from moekit.recipe.rules.violation import Target, Violation
+from moekit.recipe.schema import Recipe
 
 
 def problems_of(loaded: Loaded, target: Target) -> list[Problem]:
@@ -28,7 +30,7 @@ def _placed(violation: Violation, loaded: Loaded) -> Problem:
     """A rule's violation at its place, with the places of the other values it is about."""
     source, place = loaded.source, loaded.source.where(*violation.fields)
     others = [
-        f"`{name}` comes from {node.place}"
+        f"`{name}` {'is unset at' if isinstance(node, Scalar) and node.is_null else 'comes from'} {node.place}"
         for name in violation.fields[1:]
         if (node := source.find(name)) and str(node.place).rpartition(":")[0] != place.rpartition(":")[0]
     ]
@@ -43,25 +45,41 @@ def _argument_problems(loaded: Loaded) -> Iterator[Problem]:
     except MoekitError as unknown:
         yield Problem(source.where("megatron.version"), unknown.problems[0].what, unknown.problems[0].hint)
         return
-    arguments = flags.arguments(loaded.recipe)
+    arguments = [a for a in flags.arguments(loaded.recipe) if a.field != "megatron.extra"]
     owners = [argument for argument in arguments for _ in argument.words]
     complaints = [(owners[complaint.position], complaint) for complaint in check(flags.argv(arguments), table)]
-    misread = {owner.field: c.option for owner, c in complaints if c.option != owner.words[0]} | {"megatron.extra": ""}
+    misread = {owner.field: c.option for owner, c in complaints if c.option != owner.words[0]}
     for owner, complaint in complaints:
-        where = source.where(owner.field)
         if owner.field not in misread:
-            yield _complaint(owner.field, complaint, where, table)
-        elif owner.field == "megatron.extra" and not _field_for(complaint.option, table):
-            yield Problem(where, f"{complaint.what} (from `{owner.field}`)", complaint.hint)
+            yield _complaint(owner.field, complaint, source.where(owner.field), table)
     for field, option in misread.items():
-        if option:
-            what = f"`{field}` has the value `{option}`, which Megatron reads as an option"
-            yield Problem(source.where(field), what)
-    for word in loaded.recipe.megatron.extra or ():
-        option = word.partition("=")[0]
-        if field := _field_for(option, table):
-            what = f"`megatron.extra` says `{option}`, which has a field"
-            yield Problem(source.where("megatron.extra"), what, f"use `{field}`")
+        what = f"`{field}` has the value `{shortened(option)}`, which Megatron reads as an option"
+        yield Problem(source.where(field), what)
+    yield from _extra_problems(loaded.recipe.megatron.extra or (), source.where("megatron.extra"), table)
+
+
+def _extra_problems(extra: tuple[str, ...], where: str, table: FlagTable) -> Iterator[Problem]:
+    """What is wrong with `megatron.extra` by itself, and what of it a field says."""
+    for complaint in check(extra, table):
+        if not complaint.option:
+            hint = "the option comes first, and each of its values is a word of its own: `[--option, value]`"
+            yield Problem(where, f"{complaint.what} (from `megatron.extra`)", hint)
+        elif not _field_for(complaint.option, table):
+            yield Problem(where, f"{complaint.what} (from `megatron.extra`)", complaint.hint)
+    names = [found.name for found in occurrences(extra, table)]
+    launchs = _options_of_launch() if names else set()
+    for name in names:
+        if field := _field_for(name, table):
+            yield Problem(where, f"`megatron.extra` says `{name}`, which has a field", f"use `{field}`")
+        elif name in launchs:
+            yield Problem(where, f"`megatron.extra` says `{name}`, which the launch sets", "leave it out")
+
+
+def _options_of_launch() -> set[str]:
+    """What a launch says of every run, whatever its recipe."""
+    from moekit.launch.rundir import owned_arguments  # here: a recipe seldom has further arguments
+
+    return {argument.words[0] for argument in owned_arguments(Recipe(), "name", "/", resume=False)}
 
 
 def _complaint(field: str, complaint: Complaint, where: str, table: FlagTable) -> Problem:

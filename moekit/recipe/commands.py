@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -157,6 +158,8 @@ def new(
     except FileExistsError:
         raise error(f"`{path}` exists", "choose another name, or edit it") from None
     except OSError as reason:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)  # a full disk takes the name and not the text
         raise error(f"cannot write `{path}`: {(reason.strerror or str(reason)).lower()}") from None
     print(f"{path} written; check it with `moekit check {path}`", file=sys.stderr)
 

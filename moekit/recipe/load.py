@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from moekit import share
-from moekit.problems import MoekitError, Problem, did_you_mean
+from moekit.problems import MoekitError, Problem, did_you_mean, shortened
 from moekit.recipe import nodes
 from moekit.recipe.build import build, is_section, markers
 from moekit.recipe.schema import Recipe
 from moekit.recipe.schema.markers import Flag, Owned
 
-MOST_BASES = 16
+MOST_BASES = 8
 
 
 @dataclass(frozen=True)
@@ -91,15 +91,19 @@ def load_as[T](cls: type[T], path: Path, shown: str) -> tuple[T, Source]:
 def find(given: str, folder: Path = Path(), place: str = "") -> Path:
     """The file that a path, from `folder`, or a shipped name means."""
     path = folder / given
-    if path.is_file() or (path.exists() and not path.is_dir()):
-        return path
+    try:
+        if path.exists() and not path.is_dir():
+            return path
+    except OSError as reason:  # a name too long, a folder that may not be entered
+        what = f"`{shortened(given)}` cannot be read: {(reason.strerror or str(reason)).lower()}"
+        raise MoekitError(Problem(place, what)) from None
     shipped = share.folder("recipes") / f"{given}.yaml"
     if not given.endswith(".yaml") and not Path(given).is_absolute() and shipped.is_file():
         return shipped
     names = share.shipped_recipes()
     stem = given.removesuffix(".yaml").removeprefix("recipes/")
     hint = did_you_mean(stem, names) or f"shipped are {', '.join(names)}"
-    what = f"there is no recipe `{given}`" if not path.is_dir() else f"`{given}` is a directory"
+    what = f"`{shortened(given)}` is a directory" if path.is_dir() else f"there is no recipe `{shortened(given)}`"
     raise MoekitError(Problem(place, what, hint))
 
 

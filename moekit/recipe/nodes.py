@@ -6,6 +6,7 @@ before anything recurses. What a scalar means is the business of the field that 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +14,12 @@ from typing import Any
 
 import yaml
 
-from moekit.problems import MoekitError, Problem
+from moekit.problems import MoekitError, Problem, shortened
 
 MOST_BYTES = 1 << 20
 MOST_DEPTH = 8
+
+_NOT_YAML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff]")
 
 try:
     from yaml import CSafeLoader as Loader
@@ -83,12 +86,11 @@ def read_text(path: Path, shown: str) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
-            size = path.stat().st_size
     except OSError as reason:
         hint = "look for a slip in the path" if isinstance(reason, FileNotFoundError) else ""
         raise MoekitError(Problem(shown, f"cannot be read: {(reason.strerror or str(reason)).lower()}", hint)) from None
     if len(data) > MOST_BYTES:
-        what = f"has {size / 1e6:.1f} MB; moekit reads files of at most {MOST_BYTES / 1e6:.1f} MB"
+        what = f"is larger than {MOST_BYTES >> 20} MiB, the most that moekit reads"
         raise MoekitError(Problem(shown, what, "a recipe is a page of YAML: is this the right file?"))
     try:
         return data.decode("utf-8")
@@ -106,9 +108,10 @@ def parse(text: str, shown: str, problems: list[Problem]) -> Mapping:
         line = mark.line + 1 if mark else 1
         what = f"is not YAML: {reason.problem or reason.context}"
         raise MoekitError(Problem(f"{shown}:{line}", what, _yaml_hint(text))) from None
-    except yaml.reader.ReaderError as reason:
-        line = text[: reason.position].count("\n") + 1
-        raise MoekitError(Problem(f"{shown}:{line}", f"has a control character ({reason.reason})")) from None
+    except yaml.reader.ReaderError:
+        found = _NOT_YAML.search(text)
+        line = text[: found.start() if found else 0].count("\n") + 1
+        raise MoekitError(Problem(f"{shown}:{line}", "has a control character, which YAML does not allow")) from None
 
 
 def _yaml_hint(text: str) -> str:
@@ -158,10 +161,19 @@ def _node(event: Any, place: Place, events: _Events, problems: list[Problem], de
         sign = "*" if isinstance(event, yaml.AliasEvent) else "&"
         raise MoekitError(
             *problems,
-            Problem(str(place), f"uses a YAML anchor or alias (`{sign}{event.anchor}`)", "inherit with `base:`"),
+            Problem(
+                str(place), f"uses a YAML anchor or alias (`{sign}{shortened(event.anchor)}`)", "inherit with `base:`"
+            ),
         )
     if getattr(event, "tag", None):
-        raise MoekitError(*problems, Problem(str(place), f"uses a YAML tag (`{event.tag}`)", "write the plain value"))
+        raise MoekitError(
+            *problems,
+            Problem(
+                str(place),
+                f"uses a YAML tag (`{shortened(event.tag.replace('tag:yaml.org,2002:', '!!'))}`)",
+                "write the plain value",
+            ),
+        )
     if isinstance(event, yaml.ScalarEvent):
         return Scalar(place, event.value, event.style is None or event.style == "")
     if isinstance(event, yaml.SequenceStartEvent):
@@ -183,7 +195,9 @@ def _mapping(place: Place, events: _Events, problems: list[Problem], depth: int)
             problems.append(Problem(str(key.place), "uses a YAML merge key (`<<`)", "inherit with `base:`"))
         elif key.text in mapping.entries:
             first = mapping.entries[key.text][0]
-            problems.append(Problem(str(key.place), f"`{key.text}` is given twice", f"first given at {first}"))
+            problems.append(
+                Problem(str(key.place), f"`{shortened(key.text)}` is given twice", f"first given at {first}")
+            )
         else:
             mapping.entries[key.text] = (key.place, value)
     return mapping

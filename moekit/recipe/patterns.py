@@ -12,7 +12,12 @@ from dataclasses import dataclass
 MOST_LAYERS = 10_000
 """Longest expansion either language may have; the largest published models have a few hundred layers."""
 
-_TOKEN = re.compile(r"\d+|[\[\]()+*,]")
+MOST_CHARACTERS = 4_096
+"""Longest text of either language."""
+MOST_BRACKETS = 100
+"""Most `(` of a layer pattern; Python, which Megatron hands it to, stops at 200 inside each other."""
+
+_TOKEN = re.compile(r"[0-9]+|[\[\]()+*,]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +33,27 @@ class LayerPattern:
     @classmethod
     def parse(cls, text: str) -> LayerPattern:
         """Read `N`, `[0,1,1]` or `([0]*1+[1]*15)`; `ValueError` says what is wrong with `text`."""
+        _short(text)
         if " " in text or "'" in text or '"' in text:
             raise ValueError("has a space or a quote, which Megatron refuses; write it without")
-        if re.fullmatch(r"\d+", text):
+        if re.fullmatch(r"[0-9]+", text):
             if not 1 <= int(text) <= MOST_LAYERS:
                 raise ValueError(f"must be from 1 to {MOST_LAYERS:,}")
             return cls(text, int(text), ())
         tokens = _TOKEN.findall(text)
         if "".join(tokens) != text:
             raise ValueError("may only have digits and `[ ] ( ) + * ,`")
+        if wrong := [token for token in tokens if token[0] == "0" and token != "0"]:
+            raise ValueError(f"has the number `{wrong[0]}`, which Python does not read; write it without the zero")
+        if text.count("(") > MOST_BRACKETS:
+            raise ValueError(f"has more than {MOST_BRACKETS} `(`")
         value, rest = _sum(tokens)
         if rest:
             raise ValueError(f"cannot be read from `{''.join(rest)}` on")
         if isinstance(value, int):
             raise ValueError("is a number where a list such as `[0]*1+[1]*15` is meant")
-        if wrong := [number for number in value if number not in (0, 1)]:
-            raise ValueError(f"has the value {wrong[0]}; a layer is 0 (dense) or 1 (MoE)")
+        if others := [number for number in value if number not in (0, 1)]:
+            raise ValueError(f"has the value {others[0]}; a layer is 0 (dense) or 1 (MoE)")
         return cls(text, None, tuple(value))
 
     def is_moe(self, num_layers: int) -> tuple[bool, ...]:
@@ -103,6 +113,11 @@ def _atom(tokens: list[str]) -> tuple[_Value, list[str]]:
     raise ValueError(f"has `{first}` where a list or a number is meant")
 
 
+def _short(text: str) -> None:
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"has {len(text):,} characters; at most {MOST_CHARACTERS:,} are possible")
+
+
 def _bounded(length: int) -> bool:
     if not 1 <= length <= MOST_LAYERS:
         raise ValueError(f"expands to {length:,} layers; from 1 to {MOST_LAYERS:,} are possible")
@@ -120,10 +135,11 @@ class PipelineLayout:
     @classmethod
     def parse(cls, text: str) -> PipelineLayout:
         """Read a layout such as `Et*3|(tt|)*29,m|L`; `ValueError` says what is wrong with `text`."""
-        if wrong := re.search(r"[^EtmL|,()*\d]", text):
+        _short(text)
+        if wrong := re.search(r"[^EtmL|,()*0-9]", text):
             raise ValueError(f"has `{wrong.group()}`; it may only have `E`, `t`, `m`, `L`, `|`, `,` and `( )*n`")
-        expanded = _repeat(text.replace(",", ""), r"\(([^()]+)\)\*(\d+)")
-        expanded = _repeat(expanded, r"([EtmL|])\*(\d+)")
+        expanded = _repeat(text.replace(",", ""), r"\(([^()]+)\)\*([0-9]+)")
+        expanded = _repeat(expanded, r"([EtmL|])\*([0-9]+)")
         if wrong := re.search(r"[^EtmL|]", expanded):
             raise ValueError(
                 f"has a `{wrong.group()}` out of place; `x*n` repeats a letter, `(..)*n` a group without inner groups"

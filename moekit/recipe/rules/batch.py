@@ -61,7 +61,9 @@ def tokenizer_is_complete(recipe: Recipe, target: Target) -> Iterator[Violation]
     data = recipe.data
     if data.tokenizer_type is None:
         yield Violation(
-            ("data.tokenizer_type",), "`data.tokenizer_type` is missing", "`HuggingFaceTokenizer` reads a folder"
+            ("data.tokenizer_type",),
+            "`data.tokenizer_type` is missing",
+            "`HuggingFaceTokenizer` reads a folder, `NullTokenizer` goes with `mock_data`",
         )
     elif data.tokenizer_type.startswith("Null"):
         if data.vocab_size is None:

@@ -113,7 +113,8 @@ def each_balancing_loss_has_a_coefficient(recipe: Recipe, target: Target) -> Ite
     if len(types) > 1 and len(types) != len(coefficients):
         yield Violation(
             ("balance.aux_loss_coeff", "balance.type"),
-            f"`balance.type` has {len(types)} methods, `balance.aux_loss_coeff` {len(coefficients)} values",
+            f"`balance.type` has {len(types)} methods, and `balance.aux_loss_coeff` {len(coefficients) or 'no'} "
+            f"value{'s' * (len(coefficients) > 1)}",
             "give one value for each method",
         )
     elif len(coefficients) > 1 and len(types) <= 1:
@@ -194,7 +195,8 @@ def groups_of_experts_fit(recipe: Recipe, target: Target) -> Iterator[Violation]
     elif groups and chosen and experts and router.topk and router.topk > experts // groups * chosen:
         yield Violation(
             ("router.topk", "router.group_topk", "router.num_groups", "moe.num_experts"),
-            f"{chosen} groups of {experts // groups} experts are fewer than router.topk = {router.topk}",
+            f"{chosen} of {groups} groups hold {experts // groups * chosen} experts, fewer than "
+            f"router.topk = {router.topk}",
         )
 
 

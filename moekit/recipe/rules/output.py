@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
+from moekit.problems import shortened
 from moekit.recipe.rules.violation import Rule, Target, Violation
 from moekit.recipe.schema import Recipe
+
+RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+"""What a run may be called: a folder, a job's name and a word of a command line."""
 
 CAPTURES = ("tokens_per_expert", "activations", "params", "wgrads", "dgrads")
 
@@ -77,6 +82,17 @@ _TRACE_FIELDS = (
 )
 
 
+def a_parent_is_the_name_of_a_run(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Anything else would be a path into another run or out of all of them; never noticed."""
+    parent = recipe.checkpoint.from_run
+    if parent is not None and not RUN_NAME.fullmatch(parent):
+        yield Violation(
+            ("checkpoint.from_run",),
+            f"no run can be named `{shortened(parent)}`",
+            "`checkpoint.from_run` is a run's name, its folder below `runs/`",
+        )
+
+
 def upcycling_begins_from_a_run(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """Experts then begin at random and the dense training is lost; never noticed. Source: handbook 3.6.
 
@@ -111,6 +127,7 @@ RULES: tuple[Rule, ...] = (
     saving_has_an_interval,
     captures_have_a_place,
     a_routing_trace_is_bounded,
+    a_parent_is_the_name_of_a_run,
     upcycling_begins_from_a_run,
     a_profile_has_steps,
 )
