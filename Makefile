@@ -50,7 +50,7 @@ $(VENV)/quickstart.stamp: requirements/quickstart.txt pyproject.toml | $(VENV)/b
 	    echo "The quickstart trains with Megatron-Core, which is for Linux: run it on a Linux machine or in a Linux" \
 	         "container. Recipes can be written and checked here: pip install . && moekit check first_moe" >&2; exit 1; fi
 	@echo "First run: about 3 GB to download (PyTorch and Megatron-Core), 6 GB on disk in $(VENV)/"
-	@$(RUN)/python -m pip install --progress-bar off --require-hashes -r requirements/quickstart.txt \
+	@$(RUN)/python -m pip install --progress-bar off --no-compile --require-hashes -r requirements/quickstart.txt \
 	    | sed -nu 's|^ *Downloading \(.*/\)\{0,1\}\([A-Za-z0-9_.]*\)-[0-9].* (\([0-9]\{3\}[0-9.]* MB\))$$|  downloading \2, \3|p'
 	@$(RUN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
