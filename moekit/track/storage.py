@@ -31,7 +31,6 @@ class Storage:
         need_trackio()
         trackio_dir.mkdir(parents=True, exist_ok=True)
         os.environ["TRACKIO_DIR"] = str(trackio_dir)
-        os.environ["HF_HUB_OFFLINE"] = "1"
         from trackio import fragments, utils
         from trackio.sqlite_storage import SQLiteStorage
 
