@@ -133,6 +133,7 @@ class Display:
     def __init__(self, has_router: bool, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
         self._has_router = has_router
+        self._has_header = False
         self._moving: Progress | None = None
 
     def say(self, text: str, style: str = "") -> None:
@@ -172,13 +173,15 @@ class Display:
             left = f"{clock(left_s)} left" if left_s else ""
             self._moving.update(self._moving.task_ids[0], description=text, completed=step, left=left)
 
-    def header(self) -> None:
-        """The names of the columns."""
+    def _header(self) -> None:
         router = f"{'balance loss':>14}{'MaxVio':>9}" if self._has_router else ""
         self.say(f"{'step':>9}{'LM loss':>12}{router}{'tokens/s':>11}{'time left':>12}", "bold")
 
     def row(self, row: Row, total_steps: int) -> None:
-        """One log interval."""
+        """One log interval; the first brings the names of the columns."""
+        if not self._has_header:
+            self._header()
+            self._has_header = True
         router = f"{_number(row.balance_loss, '.3f'):>14}{_number(row.max_vio, '.2f'):>9}" if self._has_router else ""
         left = clock(row.left_s) if row.left_s is not None else "-"
         step = f"{row.step}/{total_steps}"

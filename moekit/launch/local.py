@@ -12,51 +12,19 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from moekit.job.hooks import end_iteration
 from moekit.launch import needs
+from moekit.launch.attempt import Plan, checkpointed_step, is_finished, next_attempt, watch
 from moekit.launch.failure import ended_well, first_cause
-from moekit.launch.live import Display, Follow, clock, rows_every
-from moekit.launch.processes import environment, guarded, only_launch, torchrun, visible_gpus
+from moekit.launch.live import Display, clock
+from moekit.launch.processes import only_launch, visible_gpus
 from moekit.launch.rundir import PROJECT, RunDir, run_dir, run_files, write
 from moekit.problems import MoekitError, error
 from moekit.recipe.load import Loaded, show
-from moekit.recipe.sizes import sizes
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT."""
-_POLL_S = 0.5
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One attempt: from which step, to which, by what."""
-
-    loaded: Loaded
-    run: RunDir
-    shared_root: Path
-    attempt: int
-    start: int
-    """The step it goes on from; 0 without a checkpoint."""
-    end: int
-    """The step after which it ends."""
-    processes: int
-    device: str
-    tokens_per_step: int
-
-    @property
-    def has_router(self) -> bool:
-        """Whether there are experts to watch."""
-        return self.loaded.recipe.moe.num_experts is not None
-
-    @property
-    def command(self) -> list[str]:
-        """torchrun and all its words, from the run directory."""
-        file = self.run.argv_resume if self.start else self.run.argv_first
-        entry = (self.run.job / "entry.py").relative_to(self.run.path)
-        return [*torchrun(self.processes), str(entry), *file.read_text(encoding="utf-8").splitlines()]
 
 
 def launch_local(loaded: Loaded, name: str, shared_root: Path) -> int:
@@ -75,8 +43,8 @@ def launch_local(loaded: Loaded, name: str, shared_root: Path) -> int:
     display = Display(loaded.recipe.moe.num_experts is not None)
     _make_folder(run)
     with only_launch(run.path) as lock:
-        numbers = _continue_or_refuse(run, loaded, name)
-        if numbers and ended_well(run.attempt(numbers[-1]).path, _processes(loaded)):
+        _refuse_another(run, loaded, name)
+        if is_finished(loaded, run):
             again = "the same command shows it again, `--name NAME` trains another"
             display.say(f"run `{name}` is finished; {again}", "bold")
             _say_summary(run, loaded, display)
@@ -95,10 +63,10 @@ def _make_folder(run: RunDir) -> None:
         raise error(f"`{run.path}` cannot be made: {(reason.strerror or str(reason)).lower()}") from None
 
 
-def _continue_or_refuse(run: RunDir, loaded: Loaded, name: str) -> list[int]:
-    """The attempts so far of a folder that is this recipe's run; none of a new one."""
+def _refuse_another(run: RunDir, loaded: Loaded, name: str) -> None:
+    """Refuse a folder that is a run already, of another recipe or on a cluster."""
     if not run.recipe.exists():
-        return []
+        return
     other_name = "give this one another name with `--name`"
     provenance = json.loads(run.provenance.read_text()) if run.provenance.exists() else {}
     if provenance.get("cluster"):
@@ -106,7 +74,6 @@ def _continue_or_refuse(run: RunDir, loaded: Loaded, name: str) -> list[int]:
     if run.recipe.read_text(encoding="utf-8") != run_files(loaded, name, run.path.parents[1])["recipe.yaml"]:
         what = f"run `{name}` is that of another recipe, or of this one before it was changed"
         raise error(what, other_name, str(run.recipe))
-    return run.numbers()
 
 
 def _write_missing(run: RunDir, files: dict[str, str]) -> None:
@@ -124,18 +91,22 @@ def _train(loaded: Loaded, run: RunDir, shared_root: Path, lock: int, display: D
     """One attempt, from the data to the summary."""
     _say_what(loaded, run, display)
     data = _prepare_data(loaded, shared_root, display)
-    plan = _plan(loaded, run, shared_root)
+    plan = next_attempt(loaded, run)
     _say_start(plan, display)
     began = time.monotonic()
     with _trackio(run, display):
-        code, validation_loss = _watch(plan, lock, display)
+        validation_loss = watch(plan, lock, display)
     folder = run.attempt(plan.attempt)
-    if code != 0 or not ended_well(folder.path, plan.processes):
+    if not ended_well(folder.path, plan.processes):
         display.say("")
         display.say(f"training failed: {first_cause(folder.path, plan.processes)}", "bold red")
-        display.say(f"    everything it printed: {show(folder.train_log)}")
+        display.say(f"everything it printed is in {show(folder.train_log)}; {_how_to_go_on(run)}")
         return 1
     display.say("")
+    if not is_finished(loaded, run):
+        display.say("it stopped early, as it was asked to", "bold")
+        display.say(_how_to_go_on(run))
+        return 0
     display.say(f"trained to step {plan.end} in {clock(time.monotonic() - began)}", "bold")
     if validation_loss is not None:
         _say_validation(validation_loss, data, loaded, display)
@@ -143,77 +114,8 @@ def _train(loaded: Loaded, run: RunDir, shared_root: Path, lock: int, display: D
     return 0
 
 
-def _watch(plan: Plan, lock: int, display: Display) -> tuple[int, float | None]:
-    """Run the attempt and show it; torchrun's exit code, and the last validation loss in nats."""
-    recipe, folder = plan.loaded.recipe, plan.run.attempt(plan.attempt)
-    env = environment(
-        plan.device,
-        plan.processes,
-        plan.attempt,
-        recipe.monitor.routing_trace_last_iters,
-        recipe.runtime.environment or {},
-        os.environ,
-    )
-    follow = Follow(
-        plan.run.path, plan.attempt, plan.end, plan.tokens_per_step, rows_every(recipe.log.interval or 1, plan.end)
-    )
-    rows = 0
-    with (
-        display.moving("Megatron is starting", plan.end),
-        guarded(plan.command, plan.run.path, env, folder.train_log, lock) as process,
-    ):
-        running = True
-        while running:
-            running = process.poll() is None  # before the files are read: what was written last is read too
-            for row in follow.poll():
-                if not rows:
-                    display.header()
-                rows += 1
-                display.row(row, plan.end)
-            if follow.step:
-                closing = follow.step == plan.end
-                text = "saving and validating" if closing else f"step {follow.step} of {plan.end}"
-                display.move(text, follow.step, follow.left_s)
-            if running:
-                time.sleep(_POLL_S)
-    return process.returncode, follow.validation_loss
-
-
-def _plan(loaded: Loaded, run: RunDir, shared_root: Path) -> Plan:
-    """The next attempt; its folder is made."""
-    recipe, size = loaded.recipe, sizes(loaded.recipe)
-    if size is None:
-        what = "a run needs `parallel.gpus`, `train.micro_batch_size`, `train.global_batch_size` and `model.seq_length`"
-        raise error(what, where=loaded.source.shown)
-    total = recipe.train.iters or (recipe.train.samples or 0) // size.global_batch_seqs
-    start = _checkpointed_step(run) if recipe.checkpoint.save else 0
-    return Plan(
-        loaded=loaded,
-        run=run,
-        shared_root=shared_root,
-        attempt=run.new_attempt(),
-        start=start,
-        end=end_iteration(start, total, recipe.train.exit_interval),
-        processes=_processes(loaded),
-        device=recipe.runtime.device or "gpu",
-        tokens_per_step=size.tokens_per_step,
-    )
-
-
-def _processes(loaded: Loaded) -> int:
-    return loaded.recipe.parallel.gpus or 1
-
-
-def _checkpointed_step(run: RunDir) -> int:
-    """The step of the last complete checkpoint, which Megatron names once it is whole; 0 without one."""
-    if not run.latest_checkpoint.exists():
-        return 0
-    text = run.latest_checkpoint.read_text().strip()
-    return int(text) if text.isdecimal() and (run.checkpoints / f"iter_{int(text):07}").is_dir() else 0
-
-
 def _prepare_data(loaded: Loaded, shared_root: Path, display: Display) -> Path | None:
-    """Tokenize the text that comes with moekit, at its first use; its prefix, None where the recipe does not use it."""
+    """Tokenize the text that comes with moekit, at its first use; its prefix, None where the run trains on another."""
     if needs.PREPARED_DATA not in (loaded.recipe.data.name, loaded.recipe.data.tokenizer):
         return None
     from moekit.data.quickstart import prepare_python_docs
@@ -222,7 +124,7 @@ def _prepare_data(loaded: Loaded, shared_root: Path, display: Display) -> Path |
         prepared = prepare_python_docs(shared_root, lambda text: display.fact("data", text))
     done = "already prepared" if prepared.already else f"prepared in {prepared.seconds:.0f} s"
     display.fact("data", f"{prepared.tokens:,} tokens in {prepared.documents} documents, {done}")
-    return prepared.prefix
+    return prepared.prefix if loaded.recipe.data.name == needs.PREPARED_DATA else None
 
 
 @contextmanager
@@ -291,8 +193,12 @@ def _say_summary(run: RunDir, loaded: Loaded, display: Display) -> None:
 
 def _say_interrupted(run: RunDir, display: Display) -> int:
     display.say("")
-    step = _checkpointed_step(run)
-    from_where = f"from the checkpoint of step {step}" if step else "from the beginning: there is no checkpoint yet"
     display.say("stopped; no process is left", "bold")
-    display.say(f"the same command goes on {from_where}")
+    display.say(_how_to_go_on(run))
     return INTERRUPTED
+
+
+def _how_to_go_on(run: RunDir) -> str:
+    if step := checkpointed_step(run):
+        return f"the same command goes on from the checkpoint of step {step}"
+    return "the same command begins anew, since there is no checkpoint yet"

@@ -35,7 +35,7 @@ def problems(loaded: Loaded, shared_root: Path, environ: Mapping[str, str]) -> l
     on_cpu = loaded.recipe.runtime.device == "cpu"
     return [
         *(_cpu_cannot(loaded) if on_cpu else _too_few_gpus(loaded, environ)),
-        *_missing_packages(loaded),
+        *_missing_packages(loaded, shared_root),
         *_missing_files(loaded, shared_root),
         *_too_little_disk(shared_root),
     ]
@@ -87,13 +87,14 @@ def _too_few_gpus(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[Proble
         yield Problem(place, what, "`moekit launch --on CLUSTER` submits it where they are")
 
 
-def _missing_packages(loaded: Loaded) -> Iterator[Problem]:
+def _missing_packages(loaded: Loaded, shared_root: Path) -> Iterator[Problem]:
     data = loaded.recipe.data
+    tokenizes = data.name == PREPARED_DATA and not data_dir(shared_root, PREPARED_DATA).is_dir()
     local = {"torch": "torch", "megatron-core": "megatron", "tensorboard": "tensorboard", "psutil": "psutil"}
     if data.tokenizer_type == "HuggingFaceTokenizer":
         local["transformers"] = "transformers"
     tokenizing = {"datatrove": "datatrove", "tokenizers": "tokenizers", "orjson": "orjson"}
-    extras = {"local": local, "data": tokenizing if data.name == PREPARED_DATA else {}}
+    extras = {"local": local, "data": tokenizing if tokenizes else {}}
     missing = {
         extra: [package for package, module in packages.items() if importlib.util.find_spec(module) is None]
         for extra, packages in extras.items()

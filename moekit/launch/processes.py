@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -113,7 +114,9 @@ def guarded(
         yield process
     finally:
         process.stdin.close()
-        process.wait()
+        while process.returncode is None:
+            with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C makes nothing faster
+                process.wait()
 
 
 def visible_gpus(environ: Mapping[str, str]) -> int:

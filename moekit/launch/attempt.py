@@ -1,0 +1,117 @@
+"""One attempt of a local run: from which step to which, by what command, and followed to its end."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+from moekit.job.hooks import end_iteration
+from moekit.launch.failure import ended_well, exit_records
+from moekit.launch.live import Display, Follow, rows_every
+from moekit.launch.processes import environment, guarded, torchrun
+from moekit.launch.rundir import RunDir
+from moekit.problems import error
+from moekit.recipe.load import Loaded
+from moekit.recipe.sizes import sizes
+
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One attempt: from which step, to which, by what."""
+
+    loaded: Loaded
+    run: RunDir
+    attempt: int
+    start: int
+    """The step it goes on from; 0 without a checkpoint."""
+    end: int
+    """The step after which it ends."""
+    processes: int
+    device: str
+    tokens_per_step: int
+
+    @property
+    def command(self) -> list[str]:
+        """torchrun and all its words, from the run directory."""
+        file = self.run.argv_resume if self.start else self.run.argv_first
+        entry = (self.run.job / "entry.py").relative_to(self.run.path)
+        return [*torchrun(self.processes), str(entry), *file.read_text(encoding="utf-8").splitlines()]
+
+
+def next_attempt(loaded: Loaded, run: RunDir) -> Plan:
+    """The next attempt; its folder is made."""
+    recipe, size = loaded.recipe, sizes(loaded.recipe)
+    if size is None:
+        what = "a run needs `parallel.gpus`, `train.micro_batch_size`, `train.global_batch_size` and `model.seq_length`"
+        raise error(what, where=loaded.source.shown)
+    total = recipe.train.iters or (recipe.train.samples or 0) // size.global_batch_seqs
+    start = checkpointed_step(run) if recipe.checkpoint.save else 0
+    return Plan(
+        loaded=loaded,
+        run=run,
+        attempt=run.new_attempt(),
+        start=start,
+        end=end_iteration(start, total, recipe.train.exit_interval),
+        processes=processes(loaded),
+        device=recipe.runtime.device or "gpu",
+        tokens_per_step=size.tokens_per_step,
+    )
+
+
+def processes(loaded: Loaded) -> int:
+    """How many training processes a recipe has."""
+    return loaded.recipe.parallel.gpus or 1
+
+
+def is_finished(loaded: Loaded, run: RunDir) -> bool:
+    """Whether the last attempt trained to its end: to the last step, or to a recipe's `train.exit_interval`.
+
+    Megatron ends with 0 too when it is told to stop by a signal or a time limit; it then leaves from the middle.
+    """
+    numbers = run.numbers()
+    if not numbers or not ended_well(run.attempt(numbers[-1]).path, processes(loaded)):
+        return False
+    records = exit_records(run.attempt(numbers[-1]).path)
+    return bool(loaded.recipe.train.exit_interval) or all(record["reason"] == "ok" for record in records.values())
+
+
+def checkpointed_step(run: RunDir) -> int:
+    """The step of the last complete checkpoint, which Megatron names once it is whole; 0 without one."""
+    if not run.latest_checkpoint.exists():
+        return 0
+    text = run.latest_checkpoint.read_text().strip()
+    return int(text) if text.isdecimal() and (run.checkpoints / f"iter_{int(text):07}").is_dir() else 0
+
+
+def watch(plan: Plan, lock: int, display: Display) -> float | None:
+    """Run an attempt to its end and show it; its last validation loss in nats. How it ended, its ranks have written."""
+    recipe, folder = plan.loaded.recipe, plan.run.attempt(plan.attempt)
+    trace_last_iters, variables = recipe.monitor.routing_trace_last_iters, recipe.runtime.environment or {}
+    env = environment(plan.device, plan.processes, plan.attempt, trace_last_iters, variables, os.environ)
+    every = rows_every(recipe.log.interval or 1, plan.end)
+    follow = Follow(plan.run.path, plan.attempt, plan.end, plan.tokens_per_step, every)
+    with (
+        display.moving("Megatron is starting", plan.end),
+        guarded(plan.command, plan.run.path, env, folder.train_log, lock) as process,
+    ):
+        try:
+            while process.poll() is None:
+                _show(follow, plan, display)
+                time.sleep(_POLL_S)
+        except KeyboardInterrupt:
+            display.move("stopping", follow.step, None)
+            raise
+    _show(follow, plan, display)
+    return follow.validation_loss
+
+
+def _show(follow: Follow, plan: Plan, display: Display) -> None:
+    """Print the rows that are new, and bring the moving line up to date."""
+    for row in follow.poll():
+        display.row(row, plan.end)
+    if follow.step:
+        text = f"step {follow.step} of {plan.end}" if follow.step < plan.end else "saving and validating"
+        display.move(text, follow.step, follow.left_s)
