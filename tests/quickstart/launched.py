@@ -14,7 +14,7 @@ from pathlib import Path
 from moekit.launch.rundir import RunDir
 from moekit.watch.metrics import MetricsReader
 
-PATIENCE_S = 900.0
+PATIENCE_S = 1800.0
 """A shared machine may take ten times as long as an idle one."""
 STEPS, SAVE_INTERVAL = 160, 40
 SHORT = f"""

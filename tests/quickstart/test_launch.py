@@ -14,7 +14,7 @@ from launched import SAVE_INTERVAL, SHORT, STEPS, Launch, Launched
 
 from moekit.watch.metrics import MetricsReader
 
-pytestmark = [pytest.mark.megatron, pytest.mark.train, pytest.mark.timeout(2000)]
+pytestmark = [pytest.mark.megatron, pytest.mark.train, pytest.mark.timeout(4000)]
 
 TIMINGS = ("iteration-time", "throughput")
 SMALL = """

@@ -113,7 +113,6 @@ def test_not_a_number_is_shown_as_that() -> None:
 def shown(row: Row, has_router: bool = True) -> str:
     out = io.StringIO()
     display = Display(has_router, Console(file=out, highlight=False))
-    display.header()
     display.row(row, 4)
     return out.getvalue()
 

@@ -107,6 +107,13 @@ def test_missing_packages_name_their_extras(monkeypatch: pytest.MonkeyPatch) -> 
     assert any("`datatrove`" in message and "data]" in message for message in messages)
 
 
+def test_data_that_is_there_needs_no_tokenizing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "datatrove" else real(name))
+    (tmp_path / "data" / "python-docs").mkdir(parents=True)
+    assert "datatrove" not in str(needs.problems(load("quickstart"), tmp_path, {}))
+
+
 @pytest.mark.megatron
 def test_another_megatron_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.18.0")

@@ -3,14 +3,14 @@
 from statistics import fmean
 
 import pytest
-from launched import SHORT, STEPS, Launch, Launched
+from launched import STEPS, Launch, Launched
 
 from moekit.data.shards import held_out_unigram_entropy_nats
 from moekit.launch.rundir import RunDir, data_dir
 from moekit.watch.counts import RankLayout, max_vio, routing_trace, tokens_per_expert
 from moekit.watch.metrics import MetricsReader, history
 
-pytestmark = [pytest.mark.megatron, pytest.mark.train, pytest.mark.timeout(2000)]
+pytestmark = [pytest.mark.megatron, pytest.mark.train, pytest.mark.timeout(4000)]
 
 UNBALANCED = """
 base: trained.yaml
@@ -98,17 +98,3 @@ def test_metrics_are_in_trackio(trained: Launched) -> None:
             "SELECT DISTINCT step FROM metrics WHERE run_name = 'trained' ORDER BY step"
         ).fetchall()
     assert [step for (step,) in found] == list(range(1, STEPS + 1))
-
-
-def test_recipes_agree_on_data_and_batch() -> None:
-    from moekit.recipe.load import load
-
-    moe, dense = load("quickstart").recipe, load("settings/quickstart_dense").recipe
-    assert (moe.data, moe.train, moe.schedule, moe.optimizer) == (
-        dense.data,
-        dense.train,
-        dense.schedule,
-        dense.optimizer,
-    )
-    assert dense.moe.num_experts is None
-    assert "base: quickstart" in SHORT

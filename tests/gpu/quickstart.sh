@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# The quickstart's recipe and one of first_moe's width on one GPU, without the CPU's answers for CUDA; under 5 minutes.
+#
+#     tests/gpu/quickstart.sh [WHEELS [PREPARED]]
+#
+# For a machine with one NVIDIA GPU and a python3 (3.12 or 3.13; PYTHON= names another) that has torch; it needs no network
+# and no Transformer Engine.
+#   WHEELS    a folder of wheels for what that python3 lacks: megatron-core at the least, and what moekit and its extra
+#             `local` need (`pip download --no-deps -d WHEELS megatron-core==0.19.2`, and so on)
+#   PREPARED  a folder in which `moekit launch quickstart` has been run: its data/ and tokenizers/ are taken, so that
+#             neither datatrove nor tokenizers is needed; without it the text is tokenized anew
+# Prints tokens/s, TFLOP/s and peak memory of both; with OUT=DIR they are kept there, in gpu.json, with both logs.
+set -euo pipefail
+
+repository=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
+wheels=${1:+$(realpath -- "$1")}
+prepared=${2:+$(realpath -- "$2")}
+python=${PYTHON:-python3}
+out=${OUT:+$(realpath -m -- "$OUT")}
+work=$(mktemp -d)
+trap 'rm -rf -- "$work"' EXIT
+cd -- "$work"
+
+export PYTHONPATH="$repository:$work/site${PYTHONPATH:+:$PYTHONPATH}"
+if [[ -n $wheels ]]; then
+    "$python" -m pip install --quiet --no-index --no-deps --no-compile --target site "$wheels"/*.whl
+fi
+"$python" -c 'import torch; assert torch.cuda.is_available(), "torch sees no GPU"; print(torch.__version__, torch.cuda.get_device_name())'
+if ! command -v cc >/dev/null; then
+    echo "no C compiler, which torch.compile needs: it is left out, which costs speed"
+    export TORCHDYNAMO_DISABLE=1
+fi
+if [[ -n $prepared ]]; then
+    cp -r -- "$prepared/data" "$prepared/tokenizers" .
+fi
+
+failed=0
+for recipe in quickstart_gpu wide_gpu; do
+    echo "== $recipe"
+    if ! "$python" -m moekit launch "$repository/tests/gpu/$recipe.yaml" --on local; then
+        failed=1
+        tail -n 40 "runs/$recipe/attempts/1/train.log" || true
+    fi
+done
+
+echo "== results"
+"$python" "$repository/tests/gpu/results.py" runs/quickstart_gpu runs/wide_gpu | tee gpu.json || failed=1
+if [[ -n $out ]]; then
+    mkdir -p -- "$out"
+    cp gpu.json "$out"
+    for recipe in quickstart_gpu wide_gpu; do
+        cp "runs/$recipe/attempts/1/train.log" "$out/$recipe.log" || true
+    done
+fi
+exit "$failed"
