@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +53,11 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *arguments]
 
 
-def start(
+@contextmanager
+def started(
     run_dir: Path, argv: list[str], attempt: int = 1, env: dict[str, str] | None = None
-) -> subprocess.Popen[bytes]:
-    """torchrun with `argv` in the run directory, in a session of its own; its output goes to `log.<attempt>`."""
+) -> Iterator[subprocess.Popen[bytes]]:
+    """torchrun with `argv` in the run directory; its output goes to `log.<attempt>`; nothing of it outlives this."""
     shutil.copytree(JOB, run_dir / "job", dirs_exist_ok=True)
     variables = {
         "MOEKIT_ATTEMPT": str(attempt),
@@ -65,14 +68,32 @@ def start(
         **(env or {}),
     }
     with (run_dir / f"log.{attempt}").open("wb") as log:
-        return subprocess.Popen(
+        torchrun = subprocess.Popen(
             command("job/entry.py", *argv),
             cwd=run_dir,
             env={**os.environ, **variables},
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
         )
+    try:
+        yield torchrun
+    finally:
+        for pid in processes_in(run_dir):
+            os.kill(pid, signal.SIGKILL)
+        torchrun.wait(timeout=60)
+
+
+def processes_in(run_dir: Path) -> list[int]:
+    """The living processes that work in `run_dir`; torchrun gives each rank a session of its own."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            where = (process / "cwd").resolve(strict=True)
+        except OSError:  # gone, or a zombie
+            continue
+        if where == run_dir:
+            found.append(int(process.name))
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -80,7 +101,8 @@ def launch() -> Callable[..., None]:
     """Train to the end; a failure shows the log."""
 
     def run(run_dir: Path, argv: list[str], attempt: int = 1, env: dict[str, str] | None = None) -> None:
-        code = start(run_dir, argv, attempt, env).wait(timeout=300)
+        with started(run_dir, argv, attempt, env) as torchrun:
+            code = torchrun.wait(timeout=300)
         assert code == 0, (run_dir / f"log.{attempt}").read_text()[-6000:]
 
     return run

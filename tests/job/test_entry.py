@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import EXPERT_PARALLEL, JOB, SAVE, TINY_MOE, read_lines, start
+from conftest import EXPERT_PARALLEL, JOB, SAVE, TINY_MOE, processes_in, read_lines, started
 
 from moekit.job import entry
 
@@ -124,32 +124,19 @@ def test_metrics_of_a_run(trained: Path) -> None:
 @pytest.mark.megatron
 @pytest.mark.train
 def test_sigterm_to_torchrun_leaves_records_metrics_and_no_process(tmp_path: Path) -> None:
-    process = start(
-        tmp_path, [*TINY_MOE, *EXPERT_PARALLEL, *SAVE, "--eval-interval", "1000000", "--train-iters", "100000"]
-    )
     metrics = tmp_path / "attempts" / "1" / "metrics.jsonl"
-    deadline = time.monotonic() + 240
-    while not (metrics.exists() and '"step"' in metrics.read_text()):
-        assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log.1").read_text()[-3000:]  # noqa: PT018
-        time.sleep(0.2)
-    assert len(processes_of(process.pid)) >= 3
-    process.terminate()
-    process.wait(timeout=60)
-    assert processes_of(process.pid) == []
+    argv = [*TINY_MOE, *EXPERT_PARALLEL, *SAVE, "--eval-interval", "1000000", "--train-iters", "100000"]
+    with started(tmp_path, argv) as torchrun:
+        deadline = time.monotonic() + 240
+        while not (metrics.exists() and '"step"' in metrics.read_text()):
+            ended = torchrun.poll() is not None or time.monotonic() > deadline
+            assert not ended, (tmp_path / "log.1").read_text()[-3000:]
+            time.sleep(0.2)
+        assert len(processes_in(tmp_path)) >= 3
+        torchrun.terminate()
+        torchrun.wait(timeout=60)
+        assert processes_in(tmp_path) == []
     for rank in (0, 1):
         record = json.loads((tmp_path / "attempts/1/exit" / f"rank{rank}.json").read_text())
         assert (record["code"], record["reason"]) == (128 + signal.SIGTERM, "SIGTERM")
     assert "step" in read_lines(metrics)[-1]
-
-
-def processes_of(session: int) -> list[int]:
-    """The living processes of a session."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, _, of = stat.read_text().rpartition(")")[2].split()[:4]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(of) == session and state != "Z":
-            found.append(int(stat.parent.name))
-    return found
