@@ -151,6 +151,8 @@ class PipelineLayout:
             raise ValueError("must have one `L` (loss), at its very end")
         if "m" in expanded and "t" in expanded[expanded.index("m") :]:
             raise ValueError("has a `t` behind an `m`; prediction depths come after all layers")
+        if sum("m" in stage for stage in stages) > 1:
+            raise ValueError("has `m` in more than one stage; all prediction depths are in one")
         return cls(text, stages)
 
     def count(self, letter: str) -> int:

@@ -121,7 +121,7 @@ def stages_share_layers_evenly(recipe: Recipe, target: Target) -> Iterator[Viola
 def layout_fits_the_model(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """Asserts when the model is built.
 
-    Source: megatron/core/transformer/pipeline_parallel_layer_layout.py:44, 106-113.
+    Source: megatron/core/transformer/pipeline_parallel_layer_layout.py:44, 106-137.
     """
     layout = recipe.parallel.pipeline_model_layout
     if layout is None:
@@ -132,6 +132,12 @@ def layout_fits_the_model(recipe: Recipe, target: Target) -> Iterator[Violation]
         yield Violation(
             (where, "parallel.pipeline_model"),
             f"the layout has {len(layout.stages)} stages, no multiple of parallel.pipeline_model = {stages}",
+        )
+    elif any("m" in stage for stage in layout.stages[:-stages]):
+        yield Violation(
+            (where, "parallel.pipeline_model"),
+            "the layout has `m` before the last virtual stage of its rank",
+            f"put it into one of the last {stages} stages",
         )
     for letter, field in (("t", "num_layers"), ("m", "mtp_num_layers")):
         meant = getattr(recipe.model, field) or 0
