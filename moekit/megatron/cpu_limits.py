@@ -137,10 +137,6 @@ _LIMITS: list[tuple[Limit, Callable[[Values], bool]]] = [
     (Limit("FP8", "its kernels are Transformer Engine's", "counted"), _is_on("fp8")),
     (Limit("FP4", "its kernels are Transformer Engine's", "counted"), _is_on("fp4")),
     (
-        Limit("multi-token prediction", "its layers are Transformer Engine's", "counted"),
-        _is_on("mtp_num_layers"),
-    ),
-    (
         Limit("Transformer Engine's operation fuser", "there is no Transformer Engine", "counted"),
         _is_on("use_transformer_engine_op_fuser"),
     ),
@@ -166,15 +162,15 @@ _LIMITS: list[tuple[Limit, Callable[[Values], bool]]] = [
     ),
     (Limit("rotary embedding fusion", "the kernel is Transformer Engine's", "replaced"), _rope_fusion),
     (
-        Limit("masked softmax fusion", "the kernel is CUDA", "replaced"),
+        Limit("masked softmax fusion", "its kernel is a CUDA extension", "replaced"),
         _unless_off("masked_softmax_fusion"),
     ),
     (
-        Limit("gradient accumulation fusion", "the kernel is CUDA", "replaced"),
+        Limit("gradient accumulation fusion", "its kernel is a CUDA extension", "replaced"),
         _unless_off("gradient_accumulation_fusion"),
     ),
     (
-        Limit("persistent layer norm", "the kernel is Apex's", "replaced"),
+        Limit("persistent layer norm", "torch's norm, the local layers' own, has none", "replaced"),
         lambda values: not values.get("no_persist_layer_norm"),
     ),
     (

@@ -24,7 +24,6 @@ ASKED_FOR = {
     "MoE with tensor parallel": ["--num-experts 8 --tensor-model-parallel-size 2"],
     "FP8": ["--fp8-format hybrid"],
     "FP4": ["--fp4-format e2m1"],
-    "multi-token prediction": ["--mtp-num-layers 1"],
     "Transformer Engine's operation fuser": ["--use-transformer-engine-op-fuser"],
     "attention logit limits": ["--qk-clip", "--log-max-attention-logit"],
     "activation offloading": [

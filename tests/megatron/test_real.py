@@ -140,6 +140,7 @@ def verdicts() -> dict[str, list[Verdict]]:
         "dense": Question(DENSE, 8),
         "moe": Question(MOE, 8),
         "fp8": Question(edit(MOE, "--fp8-format e4m3 --fp8-recipe blockwise"), 8),
+        "mtp": Question(edit(MOE, "--mtp-num-layers 1"), 8),
         "TP 2": Question(edit(DENSE, "--tensor-model-parallel-size 2"), 8, environment=ONE_CONNECTION),
         "old engine": Question(edit(DENSE, "--log-max-attention-logit"), 8, transformer_engine="2.8.0"),
         "no engine": Question(DENSE, 8, transformer_engine=None),
@@ -160,6 +161,18 @@ def test_the_two_models_pass_every_stage_with_the_handbooks_counts(verdicts: dic
     }.items():
         assert [(verdict.stage, verdict.answer) for verdict in verdicts[name]] == [(s, "passed") for s in STAGES]
         assert verdicts[name][-1].parameters == counts
+
+
+def test_multi_token_prediction_adds_a_layer_and_its_projection(verdicts: dict[str, list[Verdict]]) -> None:
+    last = verdicts["mtp"][-1]
+    experts, projection, attention = 64 * 3 * 2048 * 1024, 2 * 2048 * 2048, (2 * 2048 + 2 * 256) * 2048
+    router, norms = 64 * 2048, 5 * 2048
+    assert last.answer == "passed"
+    assert last.parameters == Parameters(
+        6_858_278_912 + experts + projection + attention + router + norms,
+        6_442_450_944 + experts,
+        1_221_134_336 + experts // 8 + projection + attention + router + norms,
+    )
 
 
 @pytest.mark.parametrize("name", REFUSED)
