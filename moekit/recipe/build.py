@@ -121,6 +121,9 @@ def _value(node: nodes.Node, hint: Any, marks: tuple[Any, ...]) -> Any:
         items = node.items if isinstance(node, nodes.Sequence) else (node,)
         if not items:
             raise Refused("is an empty list", "write `null` to unset it")
+        for item in items:
+            if isinstance(item, nodes.Scalar) and item.is_null:
+                raise Refused("has an empty item", place=item.place)
         return tuple(_element(item, get_args(hint)[0], marks) for item in items)
     if origin is Mapping:
         return _environment(node)
@@ -218,7 +221,7 @@ def _type_hint(node: nodes.Scalar, hint: Any) -> str:
         return "write `false`"
     if hint is int and len(node.text) > _MOST_DIGITS:
         return f"at most {_MOST_DIGITS} digits"
-    if hint is int and _FLOAT.fullmatch(node.text) and float(node.text).is_integer():
+    if hint is int and _FLOAT.fullmatch(node.text) and float(node.text).is_integer() and abs(float(node.text)) < 1e15:
         return f"write `{int(float(node.text))}`"
     return ""
 
