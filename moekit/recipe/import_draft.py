@@ -24,7 +24,7 @@ class Draft:
     """What stands behind a value, by dotted name."""
     extra: list[nodes.Scalar] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    """What the recipe does not say, each with its place and why."""
+    """What the recipe does not say, each with its line and why."""
     problems: list[Problem] = field(default_factory=list)
 
     def say(self, name: str, place: nodes.Place, texts: Sequence[str], plain: bool = False, comment: str = "") -> None:
@@ -40,7 +40,7 @@ class Draft:
 
     def leave_out(self, said: str, place: nodes.Place, why: str) -> None:
         """Note what the recipe does not say."""
-        self.left_out.append(f"{said} ({place}): {why}")
+        self.left_out.append(f"{said} (line {place.line}): {why}")
 
     def tree(self, summary: str) -> nodes.Mapping:
         """The recipe's tree, in the schema's order."""

@@ -75,8 +75,8 @@ def _options(draft: Draft, words: Sequence[Word], table: FlagTable) -> None:
     unknown = {position for position, word in enumerate(words) if word.unknown}
     wrong = {c.position: c for c in tables.check(argv, table) if c.kind != "twice" and c.position not in unknown}
     for position, complaint in wrong.items():
-        hint = complaint.hint or (_elsewhere(complaint.option, table) if complaint.kind == "unknown" else "")
-        draft.problems.append(Problem(str(words[position].place), complaint.what, hint))
+        hint = _elsewhere(complaint.option, table) if complaint.kind == "unknown" else ""
+        draft.problems.append(Problem(str(words[position].place), complaint.what, hint or complaint.hint))
     found = list(tables.occurrences(argv, table))
     last = {one.option.dest: one for one in found if one.option}
     fields, paths = _fields(table), dict[str, Said]()
@@ -135,7 +135,7 @@ def _number(kind: str, text: str) -> str:
 
 def _elsewhere(option: str, table: FlagTable) -> str:
     having = [other for other in tables.shipped() if other != table.version and option in tables.load(other)]
-    return f"`--megatron {having[0]}` has it" if having else "take it out if the run can do without it"
+    return f"`--megatron {having[0]}` has it" if having else ""
 
 
 def _environment(draft: Draft, script: Script, defines: Mapping[str, str]) -> None:

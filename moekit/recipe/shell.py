@@ -38,6 +38,7 @@ _HARMLESS = {"echo", "printf", "cat", "cp", "mv", "rm", "ls", "test", "[", "[[",
 """Programs that name a Python file without running it."""
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _MOST_SHELLS = 4
+_BROKEN = "the line before must end in a `\\`, with nothing behind it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,8 @@ def megatron_words(text: str, shown: str, defines: Mapping[str, str]) -> Script:
             return Script(tuple(shell.word(chars) for chars in bare), world_size((), shell.variables), {})
         shell.run(lettered(text))
     except Unreadable as reason:
-        line, what = reason.args
-        raise MoekitError(Problem(f"{shown}:{line}", what, "is this the right file?")) from None
+        line, what, hint = reason.args
+        raise MoekitError(Problem(f"{shown}:{line}", what, hint)) from None
     return shell.script()
 
 
@@ -145,12 +146,13 @@ class _Shell:
             if not operator:
                 command.append(token)
             elif operator == "(" and command:
-                pass  # a function's, behind its name
+                _check_bracket(command, _line(token))
             elif operator == ")" and before == "(" and len(command) == 1:
                 self.blocks.append(("function", _line(command[0])))
                 command = []
             elif operator != "\n" or command or not joined:  # a line may end behind `&&`
-                self.finish(command, joined)
+                if not (operator in (")", "|") and self.blocks and self.blocks[-1][0] == "case"):
+                    self.finish(command, joined)
                 command, joined = [], operator if operator in ("&&", "||") else ""
                 self.bracket(operator, _line(token))
             before = operator
@@ -197,6 +199,8 @@ class _Shell:
 
     def simple(self, command: list[Token]) -> None:
         """Take a command without keywords."""
+        if isinstance(command[0], Raw) and re.match(r"--[a-z]", command[0].text):
+            raise Unreadable(_line(command[0]), f"begins a command with `{command[0].text}`", _BROKEN)
         heredocs = [token for token in command if isinstance(token, Heredoc)]
         command = [token for token in command if not isinstance(token, Heredoc)]
         assigned = 0
@@ -331,7 +335,8 @@ def _line(token: Token) -> int:
 
 def _extended(old: Sequence[Chars], new: Sequence[Chars], end: Char) -> Sequence[Chars]:
     """`old` with the letter `end` for what `new` adds to it; that letter alone where `new` does not begin with it."""
-    if any(char.unknown and char.unknown.spelled == end.unknown.spelled for value in old for char in value):
+    reason = end.unknown.spelled if end.unknown else ""
+    if any(char.unknown and char.unknown.spelled == reason for value in old for char in value):
         return old  # is unknown for the same reason already
     if len(old) == len(new) == 1 and list(new[0][: len(old[0])]) == list(old[0]):
         return [[*old[0], end._replace(letter=" ", unknown=None), end]]
@@ -343,6 +348,13 @@ def _hinted(char: Char, hint: str) -> Char:
     if char.unknown is None or char.unknown.hint:
         return char
     return char._replace(unknown=replace(char.unknown, hint=hint))
+
+
+def _check_bracket(command: Sequence[Token], line: int) -> None:
+    """A `(` within a command: a function's, a loop's or a comparison's; where it is none of them, bash refuses it."""
+    texts = [token.text for token in command if isinstance(token, Raw)]
+    if len(command) > 1 and "[[" not in texts and texts[:1] not in (["for"], ["case"], ["function"], ["select"]):
+        raise Unreadable(line, "has a `(` within a command", "put the word into quotes")
 
 
 def _hint(text: str) -> str:

@@ -43,7 +43,7 @@ class _Fields:
         self.open += chars
         self.size += len(chars)
         if self.size > MOST_LETTERS:
-            raise Unreadable(chars[0].line, f"has variables that grow beyond {MOST_LETTERS:,} letters")
+            raise Unreadable(chars[0].line, f"has variables that grow beyond {MOST_LETTERS:,} letters", "")
 
     def cut(self) -> None:
         if self.open is not None:
@@ -67,11 +67,16 @@ class _Fields:
                     self.put([char])
 
 
-def expand(raw: Chars, variables: Variables, split: bool = True, heredoc: bool = False) -> list[Chars]:
-    """The words that one written word becomes: none, one or several; exactly one without `split`."""
+def expand(
+    raw: Chars, variables: Variables, split: bool = True, heredoc: bool = False, quoted: bool = False
+) -> list[Chars]:
+    """The words that one written word becomes: none, one or several; exactly one without `split`.
+
+    `heredoc`: quotes are letters. `quoted`: the word stands within double quotes.
+    """
     fields = _Fields(split)
     text = "".join(char.letter for char in raw)
-    at, quoted, every = 0, False, False
+    at, every = 0, False
     while at < len(text):
         letter, following = text[at], text[at + 1 : at + 2]
         if letter == '"' and not heredoc:
@@ -86,10 +91,11 @@ def expand(raw: Chars, variables: Variables, split: bool = True, heredoc: bool =
             at = end
         elif letter == "\\" and following:
             kept = following in '$`\\"\n' if quoted or heredoc else True
-            fields.put(() if kept and following == "\n" else raw[at + kept : at + 2])
+            if not (kept and following == "\n"):  # else the line goes on
+                fields.put(raw[at + kept : at + 2])
             at += 2
         elif letter in "$`" and (end := _reference_end(text, at)) > at + 1:
-            values, all_elements = _value(raw[at:end], variables)
+            values, all_elements = _value(raw[at:end], variables, quoted or heredoc)
             every = every or all_elements
             fields.put_values(values, quoted or heredoc, all_elements)
             at = end
@@ -97,7 +103,7 @@ def expand(raw: Chars, variables: Variables, split: bool = True, heredoc: bool =
             fields.put(raw[at : at + 1])
             at += 1
     fields.cut()
-    return fields.done if split or fields.done else [[]]
+    return list(fields.done) if split or fields.done else [[]]
 
 
 def _reference_end(text: str, at: int) -> int:
@@ -112,7 +118,7 @@ def _reference_end(text: str, at: int) -> int:
 _PARAMETER = re.compile(r"([A-Za-z_]\w*|[0-9]+|[@*])(\[[@*]\])?(?:(:?)([-=?+])(.*))?", re.DOTALL)
 
 
-def _value(raw: Chars, variables: Variables) -> tuple[Sequence[Chars], bool]:
+def _value(raw: Chars, variables: Variables, quoted: bool) -> tuple[Sequence[Chars], bool]:
     """What a `$...` stands for, and whether it is every element of an array."""
     text, line = spelled(raw), raw[0].line
     if text.startswith("$((") and text.endswith("))"):
@@ -135,26 +141,32 @@ def _value(raw: Chars, variables: Variables) -> tuple[Sequence[Chars], bool]:
         values = []
     if operator:
         other = inside[match.start(5) :]
-        return _operated(values, name, colon, operator, other, variables), every
+        return _operated(values, name, colon, operator, other, variables, quoted), every
     if values is None:
         values = [_unset(name, line)]
     return values, every
 
 
 def _operated(
-    values: Sequence[Chars] | None, name: str, colon: str, operator: str, other: Chars, variables: Variables
+    values: Sequence[Chars] | None,
+    name: str,
+    colon: str,
+    operator: str,
+    other: Chars,
+    variables: Variables,
+    quoted: bool,
 ) -> Sequence[Chars]:
     """`${NAME:-other}` and its relatives."""
     is_set = values is not None and (not colon or any(values))
     if values is not None and any(char.unknown for value in values for char in value):
         return values
     if operator == "+":
-        return expand(other, variables, split=False) if is_set else []
+        return expand(other, variables, split=False, quoted=quoted) if is_set else []
     if values is not None and is_set:
         return values
     if operator == "?":
         return [_unset(name, other[0].line if other else 0)]
-    default = expand(other, variables, split=False)
+    default = expand(other, variables, split=False, quoted=quoted)
     if operator == "=" and name not in variables.defined:
         variables.values[name] = default
     return default

@@ -35,7 +35,7 @@ type Chars = Sequence[Char]
 
 
 class Unreadable(Exception):
-    """The text is not bash; `args` are the line and what is wrong."""
+    """The text is not bash; `args` are the line, what is wrong and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,7 @@ _REDIRECT = re.compile(r"\d*(<<<|<<-?|<>|>>|>\||[<>]&?)|&>>?")
 _OPERATOR = re.compile(r";;&?|;&|&&|\|\||\|&|[|&;()\n]")
 _ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=\(")
 _SPACE = " \t\r"
+_RIGHT = "is this the right file?"
 
 
 def tokens(chars: Chars, plain: bool = False) -> Iterator[Token]:
@@ -152,14 +153,14 @@ def _skip(text: str, at: int, newlines: bool = False) -> int:
 
 def _items(chars: Chars, text: str, at: int) -> tuple[tuple[Raw, ...], int]:
     """The words of an array from behind its bracket on, and the place behind the closing one."""
-    start, items = at, []
+    start, items = at, list[Raw]()
     while (at := _skip(text, at, newlines=True)) < len(text):
         if text[at] == ")":
             return tuple(items), at + 1
         end = max(_word_end(text, at, "\n()"), at + 1)
         items.append(Raw(chars[at:end]))
         at = end
-    raise Unreadable(chars[start - 1].line, "has an unclosed `(`")
+    raise Unreadable(chars[start - 1].line, "has an unclosed `(`", _RIGHT)
 
 
 def _word_end(text: str, at: int, stops: str = "\n;|&()<>") -> int:
@@ -196,4 +197,4 @@ def behind(text: str, at: int, double: bool = False, depth: int = 0) -> int:
         else:
             at += 1
     wrong = "has an unclosed" if depth < MOST_DEPTH else f"nests more than {MOST_DEPTH} deep at a"
-    raise Unreadable(text.count("\n", 0, start) + 1, f"{wrong} `{opening}`")
+    raise Unreadable(text.count("\n", 0, start) + 1, f"{wrong} `{opening}`", _RIGHT)

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from moekit.recipe.shell_values import Variables
 from moekit.recipe.shell_words import Chars, lettered, spelled
 
-_HEADER = re.compile(r"^#SBATCH\s+--?([A-Za-z-]+)[=\s]\s*(?:\w+:)?(\d+)\s*(?:#.*)?$", re.MULTILINE)
+_HEADER = re.compile(r"^#SBATCH\s+--?([A-Za-z-]+)[= \t][ \t]*(?:\w+:)?(\d+)[ \t]*(?:#.*)?$", re.MULTILINE)
 _TOLD = {
     "nodes": "SLURM_NNODES",
     "N": "SLURM_NNODES",
@@ -56,7 +56,7 @@ def world_size(launcher: Sequence[Chars], variables: Variables) -> int | None:
 def _said(words: Sequence[str], *options: str) -> str:
     """The last value of an option, as `--option value` or `--option=value`."""
     found = ""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words[1:], ""], strict=False):
         option, equals, value = word.partition("=")
         if option in options:
             found = value if equals else following
