@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from moekit.problems import error
+from moekit.problems import did_you_mean, error, shortened
 
 TABLES = Path(__file__).parent / "tables"
 
@@ -196,17 +196,17 @@ def check(argv: Sequence[str], table: FlagTable) -> list[Complaint]:
 
 def _unknown(found: Occurrence, table: FlagTable, previous: str) -> Complaint:
     if not found.name:
-        return Complaint("unknown", "", f"`{found.values[0]}` follows no option", "", found.position)
+        return Complaint("unknown", "", f"`{shortened(found.values[0])}` follows no option", "", found.position)
     longer = [name for name in table.entries if name.startswith(found.name)] if len(found.name) > 3 else []
     if previous and not found.name.startswith("--"):
         hint = f"as a value it is written `{previous}={found.name}`"
     elif len(longer) == 1:
         hint = f"Megatron takes no abbreviations; write `{longer[0]}`"
     else:
-        hint = did_you_mean(found.name, table.entries)
+        hint = did_you_mean(found.name, table.entries, cutoff=0.75)
     if not hint and any(entry.get("inferred") for entry in table.entries.values()):
         hint = f"moekit's table of {table.version} is {table.source}"
-    what = f"Megatron {table.version} has no option `{found.name}`"
+    what = f"Megatron {table.version} has no option `{shortened(found.name)}`"
     return Complaint("unknown", found.name, what, hint, found.position)
 
 
@@ -227,12 +227,12 @@ def _values(found: Occurrence, option: Option) -> Iterator[Complaint]:
         yield complain("arity", f"needs {needs}", "", found.position)
     for position, text in given[:most]:
         if not _readable(option, text):
-            what = f"takes {_TYPE_NAMES[option.type]}, not `{text}`"
+            what = f"takes {_TYPE_NAMES[option.type]}, not `{shortened(text)}`"
             yield complain("type", what, _as_integer(option, text), position)
         elif option.choices and _read(option, text) not in option.choices:
             choices = [str(choice) for choice in option.choices]
-            what = f"must be one of {', '.join(choices)}, not `{text}`"
-            yield complain("choice", what, did_you_mean(text, choices), position)
+            what = f"must be one of {', '.join(choices)}, not `{shortened(text)}`"
+            yield complain("choice", what, did_you_mean(text, choices, cutoff=0.75), position)
     surplus = given[most:] if found.joined is None else given[most:] + follow
     if surplus:
         position, text = surplus[0]
@@ -242,7 +242,7 @@ def _values(found: Occurrence, option: Option) -> Iterator[Complaint]:
             takes = "takes no more values than the one after `=`"
         else:
             takes = f"takes {most} value{'s' * (most > 1)}"
-        yield complain("arity", f"{takes}, so `{text}` is one too many", "", position)
+        yield complain("arity", f"{takes}, so `{shortened(text)}` is one too many", "", position)
 
 
 def _arity(option: Option) -> tuple[int, int]:
@@ -289,11 +289,3 @@ def _as_integer(option: Option, text: str) -> str:
         return ""
     whole = option.type == "int" and number.is_integer() and abs(number) < 1e15
     return f"write `{int(number)}`" if whole else ""
-
-
-def did_you_mean(text: str, names: Sequence[str] | Mapping[str, Any]) -> str:
-    """A hint naming the closest of `names`, empty where none is close."""
-    from difflib import get_close_matches  # here: most command lines have nothing wrong
-
-    close = get_close_matches(text, names, n=1, cutoff=0.75)
-    return f"did you mean `{close[0]}`?" if close else ""
