@@ -183,6 +183,11 @@ def _one_line(text: str) -> str:
     return text
 
 
+def is_secret(name: str) -> bool:
+    """Whether a variable's name says that its value must not be written anywhere."""
+    return bool(re.search(r"(^|_)(TOKEN|(API)?_?KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)", name.upper()))
+
+
 def _environment(node: nodes.Node) -> dict[str, str | None]:
     if not isinstance(node, nodes.Mapping):
         raise Refused("must be `NAME: value` lines")
@@ -193,7 +198,7 @@ def _environment(node: nodes.Node) -> dict[str, str | None]:
             raise Refused(what, place=place)
         if not isinstance(value, nodes.Scalar):
             raise Refused(f"has no plain value for `{name}`", place=place)
-        if re.search(r"TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIAL", name.upper()) and not value.is_null:
+        if is_secret(name) and not value.is_null:
             raise Refused(
                 f"gives `{name}` a value",
                 f"a secret travels by name only: set it in your shell and list it, `secrets: [{name}]`",

@@ -14,7 +14,7 @@ from moekit.megatron import table as tables
 from moekit.megatron.table import FlagTable, Option
 from moekit.problems import MoekitError, Problem
 from moekit.recipe import nodes
-from moekit.recipe.build import build, markers
+from moekit.recipe.build import build, is_secret, markers
 from moekit.recipe.import_draft import Draft
 from moekit.recipe.import_paths import Said, is_path, say_paths, spelled
 from moekit.recipe.load import sections
@@ -24,7 +24,6 @@ from moekit.recipe.shell import Script, Word, megatron_words
 
 _LAUNCHERS = {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE"}
 _MACHINES = re.compile(r"PATH|PYTHONPATH|LD_LIBRARY_PATH|HOME|SLURM_\w+")
-_SECRET = re.compile(r"(^|_)(TOKEN|(API)?_?KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)")
 _INTEGER, _NUMBER = re.compile(r"[-+]?(0|[1-9]\d*)"), re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -148,7 +147,7 @@ def _environment(draft: Draft, script: Script, defines: Mapping[str, str]) -> No
             draft.leave_out(f"export {name}", place, "the launch sets it")
         elif _MACHINES.fullmatch(name):
             draft.leave_out(f"export {name}", place, "the cluster's profile and the image say it")
-        elif word is None or _SECRET.search(name):
+        elif word is None or is_secret(name):
             secrets.append(nodes.Scalar(place, name, False))
         elif defines.get(name) == "":
             draft.leave_out(f"export {name}", place, "`--set` leaves it empty")
