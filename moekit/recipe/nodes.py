@@ -18,6 +18,7 @@ from moekit.problems import MoekitError, Problem, shortened
 
 MOST_BYTES = 1 << 20
 MOST_DEPTH = 8
+MOST_ENTRIES = 1_000
 
 _NOT_YAML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff]")
 
@@ -180,15 +181,17 @@ def _node(event: Any, place: Place, events: _Events, problems: list[Problem], de
         items: list[Node] = []
         while not isinstance((following := events.next())[0], yaml.SequenceEndEvent):
             items.append(_node(*following, events, problems, depth + 1))
+            _count(len(items), following[1], problems)
         return Sequence(place, tuple(items))
     return _mapping(place, events, problems, depth)
 
 
 def _mapping(place: Place, events: _Events, problems: list[Problem], depth: int) -> Mapping:
-    mapping = Mapping(place)
+    mapping, count = Mapping(place), 0
     while not isinstance((following := events.next())[0], yaml.MappingEndEvent):
         key = _node(*following, events, problems, depth + 1)
         value = _node(*events.next(), events, problems, depth + 1)
+        _count(count := count + 1, key.place, problems)
         if not isinstance(key, Scalar):
             problems.append(Problem(str(key.place), "has a key that is not a word"))
         elif key.text == "<<":
@@ -201,6 +204,12 @@ def _mapping(place: Place, events: _Events, problems: list[Problem], depth: int)
         else:
             mapping.entries[key.text] = (key.place, value)
     return mapping
+
+
+def _count(entries: int, place: Place, problems: list[Problem]) -> None:
+    if entries > MOST_ENTRIES:
+        what = f"is more than the {MOST_ENTRIES:,} keys or items that a section or a list may have"
+        raise MoekitError(*problems[:MOST_ENTRIES], Problem(str(place), what))
 
 
 def merged(parent: Mapping, child: Mapping) -> Mapping:
