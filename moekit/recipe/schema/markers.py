@@ -60,7 +60,6 @@ EXCEPTIONS = {
     "moe.dispatcher": "`token` and `type` add nothing",
     "optimizer.name": "the option is only `--optimizer`",
     "profile.enabled": "the option is only `--profile`",
-    "schedule.lr": "the option is only `--lr`",
 }
 """Fields whose names do not follow from the option, each with its reason; at most 15."""
 
