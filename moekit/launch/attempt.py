@@ -7,13 +7,14 @@ import time
 from dataclasses import dataclass
 
 from moekit.job.hooks import end_iteration
-from moekit.launch.failure import ended_well, exit_records
-from moekit.launch.live import Display, Follow, rows_every
+from moekit.launch.failure import ended_well
+from moekit.launch.live import LOSS, Display, Follow, rows_every
 from moekit.launch.processes import environment, guarded, torchrun
 from moekit.launch.rundir import RunDir
 from moekit.problems import error
 from moekit.recipe.load import Loaded
-from moekit.recipe.sizes import sizes
+from moekit.recipe.sizes import Sizes, sizes
+from moekit.watch.metrics import history
 
 _POLL_S = 0.5
 
@@ -43,22 +44,32 @@ class Plan:
 
 def next_attempt(loaded: Loaded, run: RunDir) -> Plan:
     """The next attempt; its folder is made."""
-    recipe, size = loaded.recipe, sizes(loaded.recipe)
-    if size is None:
-        what = "a run needs `parallel.gpus`, `train.micro_batch_size`, `train.global_batch_size` and `model.seq_length`"
-        raise error(what, where=loaded.source.shown)
-    total = recipe.train.iters or (recipe.train.samples or 0) // size.global_batch_seqs
+    recipe = loaded.recipe
     start = checkpointed_step(run) if recipe.checkpoint.save else 0
     return Plan(
         loaded=loaded,
         run=run,
         attempt=run.new_attempt(),
         start=start,
-        end=end_iteration(start, total, recipe.train.exit_interval),
+        end=end_iteration(start, _total_steps(loaded), recipe.train.exit_interval),
         processes=processes(loaded),
         device=recipe.runtime.device or "gpu",
-        tokens_per_step=size.tokens_per_step,
+        tokens_per_step=_sizes(loaded).tokens_per_step,
     )
+
+
+def _sizes(loaded: Loaded) -> Sizes:
+    found = sizes(loaded.recipe)
+    if found is None:
+        what = "a run needs `parallel.gpus`, `train.micro_batch_size`, `train.global_batch_size` and `model.seq_length`"
+        raise error(what, where=loaded.source.shown)
+    return found
+
+
+def _total_steps(loaded: Loaded) -> int:
+    """The steps of the whole budget."""
+    train = loaded.recipe.train
+    return train.iters or (train.samples or 0) // _sizes(loaded).global_batch_seqs
 
 
 def processes(loaded: Loaded) -> int:
@@ -67,15 +78,17 @@ def processes(loaded: Loaded) -> int:
 
 
 def is_finished(loaded: Loaded, run: RunDir) -> bool:
-    """Whether the last attempt trained to its end: to the last step, or to a recipe's `train.exit_interval`.
+    """Whether training came to its end: to the last step, or to one where `train.exit_interval` stops it.
 
-    Megatron ends with 0 too when it is told to stop by a signal or a time limit; it then leaves from the middle.
+    That all processes ended well does not say so: Megatron also exits with 0 when a signal or a time limit stops it,
+    and when its data have nothing to train on.
     """
     numbers = run.numbers()
     if not numbers or not ended_well(run.attempt(numbers[-1]).path, processes(loaded)):
         return False
-    records = exit_records(run.attempt(numbers[-1]).path)
-    return bool(loaded.recipe.train.exit_interval) or all(record["reason"] == "ok" for record in records.values())
+    last = max((step for step, metrics in history(run.path).items() if LOSS in metrics), default=0)
+    end = end_iteration(max(last - 1, 0), _total_steps(loaded), loaded.recipe.train.exit_interval)
+    return last > end - (loaded.recipe.log.tensorboard_interval or 1)
 
 
 def checkpointed_step(run: RunDir) -> int:
@@ -86,8 +99,8 @@ def checkpointed_step(run: RunDir) -> int:
     return int(text) if text.isdecimal() and (run.checkpoints / f"iter_{int(text):07}").is_dir() else 0
 
 
-def watch(plan: Plan, lock: int, display: Display) -> float | None:
-    """Run an attempt to its end and show it; its last validation loss in nats. How it ended, its ranks have written."""
+def watch(plan: Plan, lock: int, display: Display) -> Follow:
+    """Run an attempt to its end and show it; what it came to. How it ended, its ranks have written."""
     recipe, folder = plan.loaded.recipe, plan.run.attempt(plan.attempt)
     trace_last_iters, variables = recipe.monitor.routing_trace_last_iters, recipe.runtime.environment or {}
     env = environment(plan.device, plan.processes, plan.attempt, trace_last_iters, variables, os.environ)
@@ -105,7 +118,7 @@ def watch(plan: Plan, lock: int, display: Display) -> float | None:
             display.move("stopping", follow.step, None)
             raise
     _show(follow, plan, display)
-    return follow.validation_loss
+    return follow
 
 
 def _show(follow: Follow, plan: Plan, display: Display) -> None:
@@ -113,5 +126,5 @@ def _show(follow: Follow, plan: Plan, display: Display) -> None:
     for row in follow.poll():
         display.row(row, plan.end)
     if follow.step:
-        text = f"step {follow.step} of {plan.end}" if follow.step < plan.end else "saving and validating"
+        text = f"iteration {follow.step} of {plan.end}" if follow.step < plan.end else "saving and validating"
         display.move(text, follow.step, follow.left_s)

@@ -175,7 +175,7 @@ class Display:
 
     def _header(self) -> None:
         router = f"{'balance loss':>14}{'MaxVio':>9}" if self._has_router else ""
-        self.say(f"{'step':>9}{'LM loss':>12}{router}{'tokens/s':>11}{'time left':>12}", "bold")
+        self.say(f"{'iteration':>9}{'LM loss':>12}{router}{'tokens/s':>11}{'time left':>12}", "bold")
 
     def row(self, row: Row, total_steps: int) -> None:
         """One log interval; the first brings the names of the columns."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from moekit.launch import needs
 from moekit.launch.attempt import Plan, checkpointed_step, is_finished, next_attempt, watch
 from moekit.launch.failure import ended_well, first_cause
-from moekit.launch.live import Display, clock
+from moekit.launch.live import Display, Follow, clock
 from moekit.launch.processes import only_launch, visible_gpus
 from moekit.launch.rundir import PROJECT, RunDir, run_dir, run_files, write
 from moekit.problems import MoekitError, error
@@ -89,29 +89,37 @@ def _write_missing(run: RunDir, files: dict[str, str]) -> None:
 
 def _train(loaded: Loaded, run: RunDir, shared_root: Path, lock: int, display: Display) -> int:
     """One attempt, from the data to the summary."""
+    began = time.monotonic()
     _say_what(loaded, run, display)
     data = _prepare_data(loaded, shared_root, display)
     plan = next_attempt(loaded, run)
     _say_start(plan, display)
-    began = time.monotonic()
     with _trackio(run, display):
-        validation_loss = watch(plan, lock, display)
-    folder = run.attempt(plan.attempt)
-    if not ended_well(folder.path, plan.processes):
-        display.say("")
-        display.say(f"training failed: {first_cause(folder.path, plan.processes)}", "bold red")
-        display.say(f"everything it printed is in {show(folder.train_log)}; {_how_to_go_on(run)}")
-        return 1
+        followed = watch(plan, lock, display)
     display.say("")
+    if cause := _failure(plan, followed):
+        display.say(f"training failed: {cause}", "bold red")
+        display.say(f"everything it printed is in {show(run.attempt(plan.attempt).train_log)}; {_how_to_go_on(run)}")
+        return 1
     if not is_finished(loaded, run):
-        display.say("it stopped early, as it was asked to", "bold")
+        display.say(f"stopped early, after iteration {followed.step}, as it was asked to", "bold")
         display.say(_how_to_go_on(run))
         return 0
-    display.say(f"trained to step {plan.end} in {clock(time.monotonic() - began)}", "bold")
-    if validation_loss is not None:
-        _say_validation(validation_loss, data, loaded, display)
+    display.say(f"done in {clock(time.monotonic() - began)}, from the first line to this one", "bold")
+    if followed.validation_loss is not None:
+        _say_validation(followed.validation_loss, data, loaded, display)
     _say_summary(run, loaded, display)
     return 0
+
+
+def _failure(plan: Plan, followed: Follow) -> str | None:
+    """What went wrong, or None."""
+    folder = plan.run.attempt(plan.attempt).path
+    if not ended_well(folder, plan.processes):
+        return first_cause(folder, plan.processes)
+    if not followed.step and plan.start < plan.end:
+        return "Megatron ended without training, as it does when `data.split` leaves nothing to train on"
+    return None
 
 
 def _prepare_data(loaded: Loaded, shared_root: Path, display: Display) -> Path | None:
@@ -163,10 +171,10 @@ def _say_start(plan: Plan, display: Display) -> None:
         if warning := needs.memory_warning(plan.loaded):
             display.fact("warning", warning)
     if plan.start:
-        display.fact("resume", f"from the checkpoint of step {plan.start}, as attempt {plan.attempt}")
+        display.fact("resume", f"from the checkpoint of iteration {plan.start}, as attempt {plan.attempt}")
     elif plan.attempt > 1:
         display.fact("restart", f"from the beginning, as attempt {plan.attempt}: the last one left no checkpoint")
-    steps = f"{plan.end - plan.start} steps of {plan.tokens_per_step:,} tokens"
+    steps = f"{plan.end - plan.start:,} iterations of {plan.tokens_per_step:,} tokens"
     display.fact("training", f"starting Megatron {version} on {on} with {plan.processes} process{'es' * many}, {steps}")
     display.fact("log", show(plan.run.attempt(plan.attempt).train_log))
     display.say("")
@@ -200,5 +208,5 @@ def _say_interrupted(run: RunDir, display: Display) -> int:
 
 def _how_to_go_on(run: RunDir) -> str:
     if step := checkpointed_step(run):
-        return f"the same command goes on from the checkpoint of step {step}"
+        return f"the same command goes on from the checkpoint of iteration {step}"
     return "the same command begins anew, since there is no checkpoint yet"
