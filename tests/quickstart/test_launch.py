@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import pytest
 from launched import SAVE_INTERVAL, SHORT, STEPS, Launch, Launched
 
+from moekit.launch.rundir import data_dir
 from moekit.watch.metrics import MetricsReader
 
 pytestmark = [pytest.mark.megatron, pytest.mark.train, pytest.mark.timeout(4000)]
@@ -74,8 +76,8 @@ def test_resume_continues_the_uninterrupted_run_exactly(trained: Launched, story
 
 
 def test_resume_says_where_it_goes_on(story: Story) -> None:
-    assert f"resume    from the checkpoint of step {SAVE_INTERVAL}, as attempt 2" in story.resumed.text
-    assert f"{STEPS - SAVE_INTERVAL} steps of 4,096 tokens" in story.resumed.text
+    assert f"resume    from the checkpoint of iteration {SAVE_INTERVAL}, as attempt 2" in story.resumed.text
+    assert f"{STEPS - SAVE_INTERVAL} iterations of 4,096 tokens" in story.resumed.text
 
 
 def test_a_second_launch_is_refused(story: Story) -> None:
@@ -91,7 +93,7 @@ def test_ctrl_c_leaves_nothing_and_says_how_to_go_on(story: Story) -> None:
     story.resumed.assert_nothing_is_left(story.ports, within_s=0)  # its exit was waited for, so nothing is left by then
     ending = story.resumed.text.splitlines()[-2:]
     assert ending[0] == "stopped; no process is left"
-    assert ending[1] == f"the same command goes on from the checkpoint of step {SAVE_INTERVAL}"
+    assert ending[1] == f"the same command goes on from the checkpoint of iteration {SAVE_INTERVAL}"
     assert "Traceback" not in story.resumed.text
 
 
@@ -133,16 +135,27 @@ def test_a_killed_worker_fails_the_run(trained: Launched, launch: Launch) -> Non
     again = launch("worker", SMALL)
     assert again.wait() == 0, again.text
     assert "from the beginning, as attempt 2: the last one left no checkpoint" in again.text
-    assert "trained to step 12" in again.text
+    assert "finished at iteration 12 of 12, in 2 attempts" in again.text
 
 
 def test_a_failure_names_its_first_cause(trained: Launched, launch: Launch) -> None:
-    launched = launch("failing", SMALL + "data: {split: '0,100,0'}\n")
+    folder = data_dir(trained.run.path.parents[1], "gone")
+    folder.mkdir()
+    (folder / "data-args.txt").write_text(f"{folder}/not_there\n")
+    launched = launch("failing", SMALL + "data: {name: gone}\n")
     assert launched.wait() == 1
     launched.assert_nothing_is_left(within_s=0)
-    assert "training failed: rank" in launched.text
-    assert "Error" in launched.text.split("training failed")[1]
+    cause = launched.text.split("training failed: ")[1].splitlines()[0]
+    assert re.match(r"rank [01]: \w+(Error|Exception): .*not_there", cause)
     assert "Traceback" not in launched.text
+
+
+def test_a_training_without_training_is_no_success(trained: Launched, launch: Launch) -> None:
+    """Megatron itself exits with 0 here."""
+    for _ in range(2):
+        launched = launch("empty", SMALL + "data: {split: '0,100,0'}\n")
+        assert launched.wait() == 1
+        assert "training failed: Megatron ended without training" in launched.text
 
 
 def test_a_torchrun_of_its_own_is_not_needed_after_sigkill(trained: Launched, launch: Launch) -> None:

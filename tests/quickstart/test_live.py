@@ -94,14 +94,14 @@ def test_a_dense_run_has_no_router_columns(tmp_path: Path) -> None:
     (row,) = follow.poll()
     assert row == Row(2, 1.5, None, None, 100.0, 2.0)
     assert shown(row, has_router=False).splitlines() == [
-        "     step     LM loss   tokens/s   time left",
+        "iteration     LM loss   tokens/s   time left",
         "      2/4       1.500        100        0:02",
     ]
 
 
 def test_what_is_not_known_is_a_dash() -> None:
     assert shown(Row(2, None, None, None, None, None)).splitlines() == [
-        "     step     LM loss  balance loss   MaxVio   tokens/s   time left",
+        "iteration     LM loss  balance loss   MaxVio   tokens/s   time left",
         "      2/4           -             -        -          -           -",
     ]
 
