@@ -43,7 +43,8 @@ def _argument_problems(loaded: Loaded) -> Iterator[Problem]:
     try:
         table = load(loaded.recipe.megatron.version)
     except MoekitError as unknown:
-        yield Problem(source.where("megatron.version"), unknown.problems[0].what, unknown.problems[0].hint)
+        what = f"moekit has no flag table for `megatron.version: {shortened(loaded.recipe.megatron.version)}`"
+        yield Problem(source.where("megatron.version"), what, unknown.problems[0].hint)
         return
     arguments = [a for a in flags.arguments(loaded.recipe) if a.field != "megatron.extra"]
     owners = [argument for argument in arguments for _ in argument.words]
