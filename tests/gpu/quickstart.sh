@@ -34,22 +34,26 @@ if [[ -n $prepared ]]; then
     cp -r -- "$prepared/data" "$prepared/tokenizers" .
 fi
 
-failed=0
+failed=0 trained=()
 for recipe in quickstart_gpu wide_gpu; do
     echo "== $recipe"
-    if ! "$python" -m moekit launch "$repository/tests/gpu/$recipe.yaml" --on local; then
+    log=runs/$recipe/attempts/1/train.log
+    if "$python" -m moekit launch "$repository/tests/gpu/$recipe.yaml" --on local; then
+        trained+=("runs/$recipe")
+    else
         failed=1
-        tail -n 40 "runs/$recipe/attempts/1/train.log" || true
+        [[ ! -f $log ]] || tail -n 40 "$log"
+    fi
+    if [[ -n $out && -f $log ]]; then
+        mkdir -p -- "$out"
+        cp "$log" "$out/$recipe.log"
     fi
 done
 
 echo "== results"
-"$python" "$repository/tests/gpu/results.py" runs/quickstart_gpu runs/wide_gpu | tee gpu.json || failed=1
+"$python" "$repository/tests/gpu/results.py" "${trained[@]}" | tee gpu.json || failed=1
 if [[ -n $out ]]; then
     mkdir -p -- "$out"
     cp gpu.json "$out"
-    for recipe in quickstart_gpu wide_gpu; do
-        cp "runs/$recipe/attempts/1/train.log" "$out/$recipe.log" || true
-    done
 fi
 exit "$failed"
