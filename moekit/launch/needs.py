@@ -84,7 +84,9 @@ def _too_few_gpus(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[Proble
     if found < wanted:
         what = f"the recipe trains on {wanted} GPU{'s' * (wanted > 1)}, and {found or 'none'} can be seen here"
         place = loaded.source.where("parallel.gpus")
-        yield Problem(place, what, "`moekit launch --on CLUSTER` submits it where they are")
+        yield Problem(
+            place, what, "for a cluster that has them, `moekit launch --on slurm --dry-run=DIR` writes the job"
+        )
 
 
 def _missing_packages(loaded: Loaded, shared_root: Path) -> Iterator[Problem]:
@@ -114,11 +116,11 @@ def _missing_files(loaded: Loaded, shared_root: Path) -> Iterator[Problem]:
     data, checkpoint = loaded.recipe.data, loaded.recipe.checkpoint
     if data.name and data.name != PREPARED_DATA and not (folder := data_dir(shared_root, data.name)).is_dir():
         what = f"there is no data set `{data.name}`: {folder}"
-        yield Problem(loaded.source.where("data.name"), what, "prepare it with `moekit data`")
+        yield Problem(loaded.source.where("data.name"), what, "put its shards there, and their list `data-args.txt`")
     named = data.tokenizer if data.tokenizer != PREPARED_DATA else None
     if named and not (folder := tokenizer_dir(shared_root, named)).exists():
         what = f"there is no tokenizer `{named}`: {folder}"
-        yield Problem(loaded.source.where("data.tokenizer"), what, "copy it there")
+        yield Problem(loaded.source.where("data.tokenizer"), what, "put its files there")
     parent = checkpoint.from_run
     if parent and not (folder := run_dir(shared_root, parent).checkpoints).is_dir():
         what = f"run `{parent}` has no checkpoint: {folder}"
