@@ -92,7 +92,8 @@ def test_all_that_is_missing_comes_at_once(recipe: object, monkeypatch: pytest.M
     assert messages == [
         "error: not installed: `torch`, `megatron-core`, `tensorboard`, `psutil`, `transformers`\n"
         "    hint: run `pip install 'moekit[local]'` (about 3 GB to download, 6 GB on disk)",
-        "changed.yaml:3: there is no data set `own`: data/own\n    hint: put its shards there, and their list `data-args.txt`",
+        "changed.yaml:3: there is no data set `own`: data/own\n"
+        "    hint: put its shards there, and their list `data-args.txt`",
         "changed.yaml:4: there is no tokenizer `own`: tokenizers/own\n    hint: put its files there",
         "changed.yaml:6: run `before` has no checkpoint: runs/before/checkpoints\n    hint: launch it first",
         f"{here}: 0.5 GiB of disk is free, and a run needs 1 GiB",
