@@ -1,99 +1,12 @@
-"""Real training runs of `moekit/job/` on this machine: torchrun, two ranks, mock data, a tiny MoE."""
+"""Real training runs that several tests read."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-import moekit.job
-
-JOB = Path(moekit.job.__file__).parent
-
-LAYERS, EXPERTS, TOPK, SEQ_LENGTH, MICRO_BATCH, GLOBAL_BATCH = 2, 8, 2, 64, 2, 8
-TINY_MOE = f"""
-    --num-layers {LAYERS} --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4
-    --group-query-attention --num-query-groups 2 --seq-length {SEQ_LENGTH} --max-position-embeddings {SEQ_LENGTH}
-    --swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope --init-method-std 0.02
-    --attention-dropout 0 --hidden-dropout 0 --num-experts {EXPERTS} --moe-ffn-hidden-size 64 --moe-router-topk {TOPK}
-    --moe-token-dispatcher-type alltoall --moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 1e-2
-    --moe-router-dtype fp32 --moe-per-layer-logging --bf16 --micro-batch-size {MICRO_BATCH}
-    --global-batch-size {GLOBAL_BATCH} --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --lr-decay-iters 100
-    --lr-warmup-iters 2 --weight-decay 0.1 --clip-grad 1.0 --seed 1234 --log-interval 2 --eval-iters 2
-    --mock-data --tokenizer-type NullTokenizer --vocab-size 512 --null-tokenizer-eod-id 0 --split 95,5,0 --num-workers 0
-    --use-distributed-optimizer --transformer-impl local --no-rope-fusion --no-masked-softmax-fusion
-    --no-gradient-accumulation-fusion --no-persist-layer-norm --no-bias-swiglu-fusion --distributed-backend gloo
-    --tensorboard-dir attempts/N/tensorboard --wandb-project tests --wandb-exp-name tiny
-    --wandb-save-dir attempts/N/wandb --log-throughput --log-timers-to-tensorboard
-""".split()
-EXPERT_PARALLEL = [
-    *("--expert-model-parallel-size", "2", "--expert-tensor-parallel-size", "1", "--overlap-grad-reduce"),
-    *("--overlap-param-gather", "--untie-embeddings-and-output-weights"),
-]
-PIPELINE_PARALLEL = ["--pipeline-model-parallel-size", "2", "--eod-mask-loss"]
-FULL_RECOMPUTE = ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
-SAVE = ["--save", "checkpoints", "--save-interval", "1000"]
-RECORDED = [  # the run `trained`, besides its length
-    *("--eval-interval", "4", "--save-tokens-per-expert-interval", "2"),
-    *("--moe-routing-trace-path", "attempts/N/routing", "--moe-routing-trace-max-training-iters", "2"),
-]
-TRACE_LAST = {"MOEKIT_ROUTING_TRACE_LAST_ITERS": "3"}
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *arguments]
-
-
-@contextmanager
-def started(
-    run_dir: Path, argv: list[str], attempt: int = 1, env: dict[str, str] | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
-    """torchrun with `argv` in the run directory; its output goes to `log.<attempt>`; nothing of it outlives this."""
-    shutil.copytree(JOB, run_dir / "job", dirs_exist_ok=True)
-    variables = {
-        "MOEKIT_ATTEMPT": str(attempt),
-        "MOEKIT_DEVICE": "cpu",
-        "OMP_NUM_THREADS": "1",
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        **(env or {}),
-    }
-    with (run_dir / f"log.{attempt}").open("wb") as log:
-        torchrun = subprocess.Popen(
-            command("job/entry.py", *argv),
-            cwd=run_dir,
-            env={**os.environ, **variables},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        yield torchrun
-    finally:
-        for pid in processes_in(run_dir):
-            os.kill(pid, signal.SIGKILL)
-        torchrun.wait(timeout=60)
-
-
-def processes_in(run_dir: Path) -> list[int]:
-    """The living processes that work in `run_dir`; torchrun gives each rank a session of its own."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            where = (process / "cwd").resolve(strict=True)
-        except OSError:  # gone, or a zombie
-            continue
-        if where == run_dir:
-            found.append(int(process.name))
-    return found
+from job_runs import EXPERT_PARALLEL, FULL_RECOMPUTE, RECORDED, SAVE, TINY_MOE, TRACE_LAST, started
 
 
 @pytest.fixture(scope="session")
@@ -110,7 +23,7 @@ def launch() -> Callable[..., None]:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, launch: Callable[..., None]) -> Path:
-    """The run directory of 8 iterations with EP=2, evaluated after 4 and 8, with counts and traces."""
+    """The run directory of 8 iterations with EP=2, evaluated after 3, 6 and 8, with counts and traces."""
     run_dir = tmp_path_factory.mktemp("trained")
     launch(run_dir, [*TINY_MOE, *EXPERT_PARALLEL, *SAVE, *RECORDED, "--train-iters", "8"], env=TRACE_LAST)
     return run_dir
@@ -126,16 +39,3 @@ def resumed(
     launch(run_dir, [*argv, "--exit-interval", "4", "--save-interval", "4"], env=TRACE_LAST)
     launch(run_dir, [*argv, "--load", "checkpoints"], attempt=2, env=TRACE_LAST)
     return run_dir
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def read_metrics(*paths: Path) -> dict[int, dict[str, float]]:
-    """Metrics by step, without those that measure time."""
-    metrics: dict[int, dict[str, float]] = {}
-    for line in (line for path in paths for line in read_lines(path) if "step" in line):
-        values = {k: v for k, v in line["metrics"].items() if k not in ("iteration-time", "throughput")}
-        metrics.setdefault(line["step"], {}).update(values)
-    return metrics

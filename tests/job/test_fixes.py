@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import read_metrics
+from job_runs import read_metrics
 
 pytestmark = pytest.mark.megatron
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import EXPERTS, GLOBAL_BATCH, LAYERS, MICRO_BATCH, SEQ_LENGTH, TOPK, read_lines
+from job_runs import EXPERTS, GLOBAL_BATCH, LAYERS, MICRO_BATCH, SEQ_LENGTH, TOPK, read_lines
 
 from moekit.job import hooks
 
@@ -46,7 +46,7 @@ def test_every_token_is_counted_once(trained: Path) -> None:
 
 @pytest.mark.train
 def test_the_first_and_the_last_iterations_are_traced_and_no_evaluation(trained: Path) -> None:
-    for rank in RANKS:
+    for rank in RANKS:  # evaluations come before step 6, inside the second window, and after the last one
         records = Counter((r["step"], r["layer"]) for r in traced(trained / "attempts/1", rank))
         assert records == {(s, layer): MICRO_BATCHES for s in (0, 1, 5, 6, 7) for layer in range(LAYERS)}
 

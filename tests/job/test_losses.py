@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import EXPERT_PARALLEL, PIPELINE_PARALLEL, TINY_MOE, read_metrics
+from job_runs import EXPERT_PARALLEL, PIPELINE_PARALLEL, TINY_MOE, read_metrics
 
 GOLDEN = Path(__file__).parent / "data" / "losses.json"
 RUNS = {"expert_parallel": EXPERT_PARALLEL, "pipeline_parallel": PIPELINE_PARALLEL}
