@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from moekit import share
-from moekit.problems import MoekitError, Problem, error, print_problems
+from moekit.problems import MoekitError, Problem, error, print_problems, shortened
 from moekit.recipe.load import Loaded, load, load_partly
-from moekit.recipe.values import origins, plain_values
+from moekit.recipe.values import order, origins, plain_values
 
 app = typer.Typer()
 
@@ -81,7 +81,8 @@ def show(recipe: RecipeArgument, as_json: JsonOption = False) -> None:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    plain = isinstance(value, str) and value.isprintable()
+    return value if plain else json.dumps(value, ensure_ascii=False)
 
 
 @app.command()
@@ -127,7 +128,7 @@ def diff(
     """Compare two recipes by what they resolve to, whatever they inherit."""
     left, right = load(one), load(other)
     a, b = plain_values(left.recipe), plain_values(right.recipe)
-    names = [name for name in dict.fromkeys((*a, *b)) if a.get(name) != b.get(name)]
+    names = sorted((name for name in {**a, **b} if a.get(name) != b.get(name)), key=order)
     if as_json:
         print(json.dumps({name: [a.get(name), b.get(name)] for name in names}, indent=1))
         return
@@ -145,7 +146,12 @@ def new(
     base: Annotated[str, typer.Option("--from", help="The recipe it changes: a path or a shipped name.")] = "first_moe",
 ) -> None:
     """Write a new recipe that inherits from another, ready to edit."""
+    from moekit.recipe.rules.output import RUN_NAME
+
     path = Path(name if name.endswith(".yaml") else f"{name}.yaml")
+    if not RUN_NAME.fullmatch(path.stem):
+        hint = "letters, digits, `.`, `_`, `-`, at first a letter, digit or `_`: its runs are called like it"
+        raise error(f"a recipe cannot be named `{shortened(name)}`", hint)
     load(base)
     inherited = base if not Path(base).is_file() else os.path.relpath(base, path.parent)
     text = (

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
 from moekit.recipe.build import is_section
-from moekit.recipe.load import Loaded
+from moekit.recipe.load import Loaded, sections
 from moekit.recipe.nodes import Mapping as Tree
 from moekit.recipe.schema import Recipe
 
@@ -40,7 +41,7 @@ def origins(loaded: Loaded) -> list[tuple[str, Any, str]]:
     for name, value in {**values, **unset}.items():
         node = loaded.source.find(name)
         rows.append((name, value, str(node.place) if node else "moekit"))
-    return sorted(rows, key=lambda row: _ORDER[row[0].partition(".")[0]])
+    return sorted(rows, key=lambda row: order(row[0]))
 
 
 def _mentioned(tree: Tree, owner: str) -> Iterator[str]:
@@ -51,4 +52,13 @@ def _mentioned(tree: Tree, owner: str) -> Iterator[str]:
             yield owner + key
 
 
-_ORDER = {field.name: index for index, field in enumerate(fields(Recipe))}
+def order(name: str) -> int:
+    """Where a dotted name stands in the schema, variables where their field does."""
+    return _order()[".".join(name.split(".")[:2])]
+
+
+@functools.cache
+def _order() -> dict[str, int]:
+    below = {section: [f"{section}.{field.name}" for field in fields(cls)] for section, cls in sections()}
+    names = [name for field in fields(Recipe) for name in (field.name, *below.get(field.name, ()))]
+    return {name: index for index, name in enumerate(names)}

@@ -1,0 +1,188 @@
+"""`check`, `show`, `flags`, `diff`, `new`, `schema`: what they print, word for word, and where."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from moekit import cli, share
+from moekit.launch.rundir import run_arguments
+from moekit.megatron.flags import argv
+from moekit.recipe.load import load
+
+GOLDEN = Path(__file__).parent / "golden"
+RECIPES = share.folder("recipes")
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command in this process: exit code, standard output, standard error."""
+
+    def command(*words: str, cwd: Path = RECIPES) -> tuple[int, str, str]:
+        monkeypatch.chdir(cwd)
+        monkeypatch.setattr(sys, "argv", ["moekit", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    return command
+
+
+@pytest.mark.parametrize("name", share.shipped_recipes())
+@pytest.mark.parametrize("start", ["first", "resume"])
+def test_flags_of_every_shipped_recipe(
+    name: str, start: str, run: Run, golden_file: Callable[[Path, str], None]
+) -> None:
+    code, out, _ = run("flags", name, *(["--resume"] if start == "resume" else []))
+    assert code == 0
+    words = argv(run_arguments(load(name).recipe, Path(name).name, "/fsx/moekit", resume=start == "resume"))
+    assert shlex.split(out) == words
+    golden_file(GOLDEN / "flags" / f"{name.replace('/', '_')}.{start}.txt", out)
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("show_first_moe.txt", ["show", "first_moe.yaml"]),
+        ("show_quickstart_dense.txt", ["show", "settings/quickstart_dense.yaml"]),
+        ("show_smoke.json", ["show", "first_moe_smoke.yaml", "--json"]),
+        ("diff_dense_first_moe.txt", ["diff", "dense.yaml", "first_moe.yaml"]),
+        ("diff_upcycle.json", ["diff", "first_moe.yaml", "upcycle.yaml", "--json"]),
+        ("flags_dense.json", ["flags", "dense.yaml", "--name", "trial", "--json"]),
+    ],
+)
+def test_output(file: str, words: list[str], run: Run, golden_file: Callable[[Path, str], None]) -> None:
+    code, out, err = run(*words)
+    assert (code, err) == (0, "")
+    if file.endswith(".json"):
+        json.loads(out)
+    golden_file(GOLDEN / file, out)
+
+
+def test_a_recipe_does_not_differ_from_itself(run: Run) -> None:
+    assert run("diff", "dense", "dense.yaml") == (0, "", "no difference\n")
+
+
+def test_check_says_what_it_took_for_granted(run: Run) -> None:
+    assert run("check", "dense") == (0, "", "dense: no problems, checked against aws-p5 (no --profile given)\n")
+    assert run("check", "dense", "--profile", "aws-p5") == (0, "", "dense: no problems, checked against aws-p5\n")
+
+
+def test_a_warning_is_no_failure(run: Run) -> None:
+    code, out, err = run("check", "upcycle")
+    assert (code, out) == (0, "")
+    assert "warning: Megatron 0.19.2 fails while it upcycles" in err
+    assert err.endswith("upcycle: 1 warning, checked against aws-p5 (no --profile given)\n")
+
+
+def test_check_as_json(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("base: first_moe\nrouter:\n  topkk: 8\n")
+    code, out, err = run("check", "x.yaml", "dense", "--json", cwd=tmp_path)
+    problem = {
+        "level": "error",
+        "where": "x.yaml:3",
+        "what": "unknown field `router.topkk`",
+        "hint": "did you mean `topk`?",
+    }
+    assert (code, json.loads(out), err) == (1, {"x.yaml": [problem], "dense": []}, "")
+
+
+def test_flags_of_a_wrong_recipe_are_not_printed(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("base: first_moe\nrouter:\n  topk: 65\n")
+    code, out, err = run("flags", "x.yaml", cwd=tmp_path)
+    assert (code, out) == (1, "")
+    assert err.startswith("x.yaml:3: a token cannot go to router.topk = 65 of 64 experts\n")
+
+
+def test_show_keeps_a_text_on_its_line(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text('summary: "two\\nlines \\e[31m"\n')
+    _, out, _ = run("show", "x.yaml", cwd=tmp_path)
+    assert out.splitlines()[0].split()[0] == "summary"
+    assert '"two\\nlines \\u001b[31m"' in out
+    assert "\x1b" not in out
+
+
+def test_new_writes_a_recipe_that_checks(run: Run, tmp_path: Path) -> None:
+    code, out, err = run("new", "mine", "--from", "dense", cwd=tmp_path)
+    assert (code, out) == (0, "")
+    assert err == "mine.yaml written; check it with `moekit check mine.yaml`\n"
+    lines = (tmp_path / "mine.yaml").read_text().splitlines()
+    schema = lines[0].removeprefix("# yaml-language-server: $schema=")
+    assert (tmp_path / schema).resolve() == (RECIPES / "schema.json").resolve()
+    assert lines[1] == 'base: "dense"'
+    assert load("mine.yaml").recipe.model == load("dense").recipe.model
+    assert run("check", "mine.yaml", cwd=tmp_path)[0] == 0
+
+
+def test_new_from_a_file_finds_it_from_another_folder(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "parent.yaml").write_text("base: dense\nsummary: parent\n")
+    assert run("new", "sub/child.yaml", "--from", "parent.yaml", cwd=tmp_path)[0] == 0
+    assert load("sub/child.yaml").source.find("base").text == "../parent.yaml"  # type: ignore[union-attr]
+    assert run("check", "sub/child.yaml", cwd=tmp_path)[0] == 0
+
+
+def test_new_never_overwrites(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("summary: precious\n")
+    code, _, err = run("new", "mine", cwd=tmp_path)
+    assert (code, err) == (1, "error: `mine.yaml` exists\n    hint: choose another name, or edit it\n")
+    assert (tmp_path / "mine.yaml").read_text() == "summary: precious\n"
+
+
+@pytest.mark.parametrize("name", ["", ".yaml", "a b", "new\nline", "-x", "é", "x" * 200])
+def test_new_takes_names_that_a_run_may_have(name: str, run: Run, tmp_path: Path) -> None:
+    code, out, err = run("new", "--", name, cwd=tmp_path)
+    assert (code, out) == (1, "")
+    assert err.startswith("error: a recipe cannot be named `")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_new_in_no_folder(run: Run, tmp_path: Path) -> None:
+    code, _, err = run("new", "nowhere/mine", cwd=tmp_path)
+    assert (code, err) == (1, "error: cannot write `nowhere/mine.yaml`: no such file or directory\n")
+
+
+def test_new_from_nothing(run: Run, tmp_path: Path) -> None:
+    code, _, err = run("new", "mine", "--from", "first_mo", cwd=tmp_path)
+    assert (code, err) == (1, "error: there is no recipe `first_mo`\n    hint: did you mean `first_moe`?\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_schema(run: Run) -> None:
+    code, out, err = run("schema")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["properties"]["router"]["properties"]["topk"] == {
+        "type": ["integer", "null"],
+        "minimum": 1,
+        "description": "Experts each token is sent to. Null: not said, Megatron decides. "
+        "Megatron: `--moe-router-topk`. Handbook 2.5.",
+    }
+
+
+def test_a_command_that_is_none(run: Run) -> None:
+    code, out, err = run("chekc", "dense")
+    assert (code, out) == (2, "")
+    assert "Did you mean 'check'?" in err
+
+
+def test_version(run: Run) -> None:
+    from moekit import __version__
+
+    assert run("--version") == (0, f"moekit {__version__}\n", "")
+
+
+def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: str) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("moekit.recipe.commands.load", broken)
+    monkeypatch.setattr(sys, "argv", ["moekit", "show", "dense"])
+    with pytest.raises(RuntimeError, match="a defect"):
+        cli.main()
