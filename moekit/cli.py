@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from importlib import import_module
 from typing import Any
@@ -44,9 +45,7 @@ class Rooms(TyperGroup):
         return typer.main.get_group(import_module(ROOMS[name]).app).commands[name]
 
 
-app = typer.Typer(
-    cls=Rooms, add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True
-)
+app = typer.Typer(cls=Rooms, add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 
 
 def _print_version(wanted: bool) -> None:
@@ -66,6 +65,8 @@ def moekit(
 
 def main() -> None:
     """The `moekit` command. A user's mistake is printed and exits with 1; a defect keeps its traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # data is UTF-8 whatever the terminal is, file names as they are
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     try:
         app()
     except MoekitError as refused:

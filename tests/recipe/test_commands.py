@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -176,6 +178,14 @@ def test_version(run: Run) -> None:
     from moekit import __version__
 
     assert run("--version") == (0, f"moekit {__version__}\n", "")
+
+
+def test_output_is_utf_8_whatever_the_terminal_is(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("summary: naïve 世界\n")
+    command = [sys.executable, "-m", "moekit", "show", "x.yaml"]
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=True, timeout=60)
+    assert done.stdout.decode().splitlines()[0].split() == ["summary", "naïve", "世界", "x.yaml:1"]
 
 
 def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
