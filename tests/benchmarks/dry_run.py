@@ -32,6 +32,9 @@ def cpu_seconds(command: list[str], must_print: str) -> float:
     """User and system time of a process and its children; it has to succeed and to print what it is for."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = {**os.environ, "COLUMNS": "200"}
+    environment.pop(
+        "PYTHONDONTWRITEBYTECODE", None
+    )  # installed packages have their bytecode; the first round writes it
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode or must_print not in done.stdout + done.stderr:

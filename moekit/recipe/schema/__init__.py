@@ -2,6 +2,9 @@
 
 A field is Megatron's option in snake case, less what its section already says (`markers.field_name`). Null is unset
 everywhere: nothing is printed and Megatron's own default holds, unless the field's text says more.
+
+The sections have no `__init__` (`init=False`): to compile constructors of up to sixty parameters would be a quarter of
+all that `moekit check` computes. `moekit.recipe.build` makes the instances.
 """
 
 from dataclasses import dataclass, field

@@ -6,7 +6,7 @@ from typing import Annotated
 from moekit.recipe.schema.markers import AtLeast, Flag
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class Model:
     """The transformer itself: sizes, attention, activation, embeddings, multi-token prediction."""
 

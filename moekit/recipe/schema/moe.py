@@ -7,7 +7,7 @@ from moekit.recipe.patterns import LayerPattern
 from moekit.recipe.schema.markers import AtLeast, Flag
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class Moe:
     """The experts: how many, how wide, in which layers, and how tokens reach them."""
 
@@ -82,7 +82,7 @@ class Moe:
     """Replays recorded routing choices (reinforcement learning)."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class Router:
     """How a token's scores are made and which experts they choose."""
 
@@ -112,7 +112,7 @@ class Router:
     """With Muon: the router's weights stay on the scalar optimizer."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class Balance:
     """What keeps the experts' load even, and the controls that prove it."""
 

@@ -7,7 +7,7 @@ from moekit.recipe.patterns import PipelineLayout
 from moekit.recipe.schema.markers import AtLeast, Flag
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class Parallel:
     """The world and how it is divided. Data parallel is what is left over."""
 
@@ -74,7 +74,7 @@ class Parallel:
     """Reinforcement learning: the expert-parallel size while it generates."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class Precision:
     """Number formats."""
 
@@ -118,7 +118,7 @@ class Precision:
     """A sequence's result does not depend on the batch around it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class Memory:
     """What is computed again, moved to the host or fused so that it fits."""
 
@@ -156,7 +156,7 @@ class Memory:
     """Returns cached memory each step: 0 never, 1 after the step, 2 before it too."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class Overlap:
     """Communication behind computation."""
 

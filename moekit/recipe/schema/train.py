@@ -6,7 +6,7 @@ from typing import Annotated
 from moekit.recipe.schema.markers import AtLeast, Flag, Owned
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class Train:
     """Batch, length, evaluation."""
 
@@ -36,7 +36,7 @@ class Train:
     """Steps between collections with `manual_gc`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class Optimizer:
     """What turns gradients into steps."""
 
@@ -78,7 +78,7 @@ class Optimizer:
     """Share of the state that `cpu_offload` moves, 0 to 1."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class Schedule:
     """The learning rate over the run; its length is the token budget's, not a trial's."""
 
@@ -110,7 +110,7 @@ class Schedule:
     """On resume the checkpoint's schedule wins over the recipe's."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class Data:
     """Which tokens; where they lie follows from the profile's `shared_root`."""
 
@@ -150,7 +150,7 @@ class Data:
     """Threads that build the index of many shards."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class Checkpoint:
     """What is saved in the run's own `checkpoints/`, and what a run begins from."""
 

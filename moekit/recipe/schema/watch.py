@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from moekit.recipe.schema.markers import AtLeast, Flag, Owned
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class Log:
     """Scalars: printed, and sent to TensorBoard and Trackio."""
 
@@ -41,7 +41,7 @@ class Log:
     """Over ranks: the slowest, both ends, or all."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class Monitor:
     """What is captured besides scalars, and the checks that watch the run."""
 
@@ -83,7 +83,7 @@ class Monitor:
     """Steps between short tests of each GPU's arithmetic and speed."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class Resilience:
     """What happens when a step or a machine goes wrong."""
 
@@ -97,7 +97,7 @@ class Resilience:
     """Saves and ends after so many minutes."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class Profile:
     """A profile of a few steps on a few ranks."""
 
@@ -117,7 +117,7 @@ class Profile:
     """The profile names the tensors' shapes."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class Runtime:
     """Where and how the processes run; nothing here is Megatron's."""
 
