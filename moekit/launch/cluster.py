@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from moekit import share
-from moekit.problems import MoekitError, Problem, error
-from moekit.recipe.load import Source, load_as, show
+from moekit.problems import MoekitError, Problem, did_you_mean, error, shortened
+from moekit.recipe.load import Source, is_there, load_as, show
+from moekit.recipe.names import variable_problem
 from moekit.recipe.schema.markers import AtLeast
 
 DEFAULT = "aws-p5"
@@ -20,10 +20,6 @@ DEFAULT = "aws-p5"
 
 _REQUIRED = ("name", "gpus_per_node", "gpu", "fabric", "container", "shared_root")
 _WORD = re.compile(r"[A-Za-z0-9._,@+-]+")
-_SHELLS_OWN = re.compile(
-    r"BASH\w*|EPOCH\w+|COMP_WORDBREAKS|DIRSTACK|ENV|EUID|FUNCNAME|GROUPS|HISTCMD|IFS|LINENO|OLDPWD|OPTARG|OPTIND|PATH"
-    r"|PIPESTATUS|POSIXLY_CORRECT|PPID|PWD|S?RANDOM|SECONDS|SHELLOPTS|SHLVL|UID|_"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,29 +87,20 @@ def shipped_clusters() -> list[str]:
     return sorted(path.stem for path in (share.folder("slurm") / "clusters").glob("*.yaml"))
 
 
-def environment_problem(name: str) -> tuple[str, str] | None:
-    """Why a variable cannot be given by a profile or a recipe, and what can be done; None where it can."""
-    if name == "LD_LIBRARY_PATH":
-        return "would take the image's own folders away", "list folders in the profile's `library_path`"
-    if _SHELLS_OWN.fullmatch(name):
-        return "is the job's shell's own", "the profile's `python` names an interpreter" if name == "PATH" else ""
-    if name.startswith(("MOEKIT_", "SLURM_", "SBATCH_", "SRUN_")):
-        return f"is {'moekit' if name.startswith('MOEKIT_') else 'Slurm'}'s own", ""
-    return None
-
-
 def _find(given: str) -> tuple[Path, str]:
     """The file of a profile, and how to call it."""
     path = Path(given)
-    if path.is_file() or (path.exists() and not path.is_dir()):
+    if is_there(path, given):
         return path, given
     shipped = share.folder("slurm") / "clusters" / f"{given}.yaml"
     if "/" not in given and shipped.is_file():
         return shipped, show(shipped)
     names = shipped_clusters()
-    close = difflib.get_close_matches(path.stem, names, n=1)
-    hint = f"did you mean the shipped `{close[0]}`?" if close else f"shipped are {', '.join(names)}"
-    raise error(f"there is no cluster profile `{given}`" if not path.is_dir() else f"`{given}` is a directory", hint)
+    hint = did_you_mean(path.stem, names) or f"shipped are {', '.join(names)}"
+    what = (
+        f"`{shortened(given)}` is a directory" if path.is_dir() else f"there is no cluster profile `{shortened(given)}`"
+    )
+    raise error(what, hint)
 
 
 def _problems(cluster: Cluster, source: Source) -> Iterator[Problem]:
@@ -136,7 +123,7 @@ def _problems(cluster: Cluster, source: Source) -> Iterator[Problem]:
         if not folder.startswith("/") or ":" in folder:
             yield Problem(source.where("library_path"), f"`library_path` has `{folder}`; it lists absolute folders")
     for variable in cluster.environment or {}:
-        if reason := environment_problem(variable):
+        if reason := variable_problem(variable):
             name = f"environment.{variable}"
             yield Problem(source.where(name), f"`{name}` {reason[0]}", reason[1])
 

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +19,11 @@ from moekit.launch.flat import flat_yaml
 from moekit.megatron.flags import Argument, arguments, argv
 from moekit.problems import MoekitError, error
 from moekit.recipe.load import Loaded
+from moekit.recipe.names import RUN_NAME
 from moekit.recipe.schema import Recipe
 
 PROJECT = "moekit"
 """The tracker project that runs are sent to."""
-
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 _FIRST_START_ONLY = ("moe.use_upcycling", "checkpoint.finetune", "checkpoint.no_load_optim", "checkpoint.no_load_rng")
 """Fields about the checkpoint a run begins from. On its own they would lose its step and optimizer, and Megatron stops
@@ -149,7 +147,7 @@ def run_dir(shared_root: str | Path, name: str) -> RunDir:
     Raises:
         MoekitError: the name could not be a folder, a job's name and a word of a command line alike.
     """
-    if not _NAME.fullmatch(name):
+    if not RUN_NAME.fullmatch(name):
         shown = name if name.isprintable() else repr(name)
         what = f"a run cannot be named `{shown}`"
         raise error(what, "up to 100 letters, digits, `.`, `_`, `-`, at first a letter, digit or `_`: give `--name`")

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping
 
 import moekit
 from moekit import share
-from moekit.launch.cluster import Cluster, environment_problem
+from moekit.launch.cluster import Cluster
 from moekit.launch.rundir import lines, run_dir, run_files
 from moekit.problems import MoekitError, Problem, error
 from moekit.recipe.load import Loaded
@@ -21,7 +20,6 @@ SIGNAL_LEAD_S = 300
 """Seconds before the time limit at which a run with `resilience.exit_signal_handler` is told to save and end."""
 
 _BEFORE_BLACKWELL = ("a100", "h100", "h200")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def slurm_files(loaded: Loaded, name: str, cluster: Cluster) -> dict[str, str]:
@@ -169,16 +167,7 @@ def _mounts(cluster: Cluster) -> Iterator[str]:
 
 def _problems(loaded: Loaded, cluster: Cluster) -> Iterator[Problem]:
     """What of a recipe a job on this cluster cannot have."""
-    source, runtime = loaded.source, loaded.recipe.runtime
     try:
         nodes_and_gpus(loaded.recipe, cluster)
     except MoekitError as unfit:
-        yield Problem(source.where("parallel.gpus"), unfit.problems[0].what, unfit.problems[0].hint)
-    for variable in runtime.environment or {}:
-        if reason := environment_problem(variable):
-            name = f"runtime.environment.{variable}"
-            yield Problem(source.where(name), f"`{name}` {reason[0]}", reason[1])
-    for secret in runtime.secrets or ():
-        if not _VARIABLE.fullmatch(secret) or environment_problem(secret):
-            what = f"`runtime.secrets` has `{secret}`, which is no name of a secret variable"
-            yield Problem(source.where("runtime.secrets"), what)
+        yield Problem(loaded.source.where("parallel.gpus"), unfit.problems[0].what, unfit.problems[0].hint)

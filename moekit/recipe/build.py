@@ -15,6 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from moekit.problems import CONTROL, Problem, did_you_mean, shortened
 from moekit.recipe import nodes
+from moekit.recipe.names import VARIABLE, is_secret
 from moekit.recipe.schema.markers import AtLeast, FreeText
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
@@ -193,17 +194,12 @@ def _one_line(text: str) -> str:
     return text
 
 
-def is_secret(name: str) -> bool:
-    """Whether a variable's name says that its value must not be written anywhere."""
-    return bool(re.search(r"(^|_)(TOKEN|(API)?_?KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)", name.upper()))
-
-
 def _environment(node: nodes.Node) -> dict[str, str | None]:
     if not isinstance(node, nodes.Mapping):
         raise Refused("must be `NAME: value` lines")
     result: dict[str, str | None] = {}
     for name, (place, value) in node.entries.items():
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        if not VARIABLE.fullmatch(name):
             what = f"has the name `{shortened(name)}`; a variable's has letters, digits and `_`"
             raise Refused(what, place=place)
         if not isinstance(value, nodes.Scalar):

@@ -146,7 +146,7 @@ def new(
     base: Annotated[str, typer.Option("--from", help="The recipe it changes: a path or a shipped name.")] = "first_moe",
 ) -> None:
     """Write a new recipe that inherits from another, ready to edit."""
-    from moekit.recipe.rules.output import RUN_NAME
+    from moekit.recipe.names import RUN_NAME
 
     path = Path(name if name.endswith(".yaml") else f"{name}.yaml")
     if not RUN_NAME.fullmatch(path.stem):

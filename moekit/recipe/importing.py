@@ -14,10 +14,11 @@ from moekit.megatron import table as tables
 from moekit.megatron.table import FlagTable, Option
 from moekit.problems import MoekitError, Problem
 from moekit.recipe import nodes
-from moekit.recipe.build import build, is_secret, markers
+from moekit.recipe.build import build, markers
 from moekit.recipe.import_draft import Draft
 from moekit.recipe.import_paths import Said, is_path, say_paths, spelled
 from moekit.recipe.load import sections
+from moekit.recipe.names import is_secret
 from moekit.recipe.schema import Recipe
 from moekit.recipe.schema.markers import Flag
 from moekit.recipe.shell import Script, Word, megatron_words

@@ -91,12 +91,8 @@ def load_as[T](cls: type[T], path: Path, shown: str) -> tuple[T, Source]:
 def find(given: str, folder: Path = Path(), place: str = "") -> Path:
     """The file that a path, from `folder`, or a shipped name means."""
     path = folder / given
-    try:
-        if path.exists() and not path.is_dir():
-            return path
-    except OSError as reason:  # a name too long, a folder that may not be entered
-        what = f"`{shortened(given)}` cannot be read: {(reason.strerror or str(reason)).lower()}"
-        raise MoekitError(Problem(place, what)) from None
+    if is_there(path, given, place):
+        return path
     shipped = share.folder("recipes") / f"{given}.yaml"
     if not given.endswith(".yaml") and not Path(given).is_absolute() and shipped.is_file():
         return shipped
@@ -105,6 +101,19 @@ def find(given: str, folder: Path = Path(), place: str = "") -> Path:
     hint = did_you_mean(stem, names) or f"shipped are {', '.join(names)}"
     what = f"`{shortened(given)}` is a directory" if path.is_dir() else f"there is no recipe `{shortened(given)}`"
     raise MoekitError(Problem(place, what, hint))
+
+
+def is_there(path: Path, given: str, place: str = "") -> bool:
+    """Whether a path, given as `given`, is something to read and no folder.
+
+    Raises:
+        MoekitError: it cannot even be looked for: a name too long, a folder that may not be entered.
+    """
+    try:
+        return path.exists() and not path.is_dir()
+    except OSError as reason:
+        what = f"`{shortened(given)}` cannot be read: {(reason.strerror or str(reason)).lower()}"
+        raise MoekitError(Problem(place, what)) from None
 
 
 def show(path: Path) -> str:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from moekit.launch import cluster
-from moekit.launch.cluster import Cluster, environment_problem, find_cluster, shipped_clusters
+from moekit.launch.cluster import Cluster, find_cluster, shipped_clusters
 from moekit.problems import MoekitError
+from moekit.recipe.names import variable_problem
 
 LEAST = {
     "name": "mine",
@@ -95,9 +96,7 @@ def test_an_unknown_profile_names_the_closest() -> None:
 def test_each_field_is_documented() -> None:
     body = ast.parse(inspect.getsource(Cluster)).body[0].body
     documented = [
-        one.target.id
-        for one, after in pairwise(body)
-        if isinstance(one, ast.AnnAssign) and isinstance(after, ast.Expr)
+        one.target.id for one, after in pairwise(body) if isinstance(one, ast.AnnAssign) and isinstance(after, ast.Expr)
     ]
     assert documented == [field.name for field in fields(Cluster)]
 
@@ -113,9 +112,14 @@ def test_every_variable_that_bash_keeps_for_itself_is_refused() -> None:
         if f"{name}=moekit\n" not in seen:
             lost.append(name)
     assert len(lost) > 10
-    assert [name for name in lost if not environment_problem(name)] == []
+    assert [name for name in lost if not variable_problem(name)] == []
 
 
 def test_plain_variables_are_taken() -> None:
     for name in ("NCCL_DEBUG", "c_lower", "HOME", "argv", "id", "LD_PRELOAD", "PYTHONPATH", cluster.DEFAULT.upper()):
-        assert environment_problem(name) is None
+        assert variable_problem(name) is None
+
+
+def test_a_name_no_file_can_have_is_refused() -> None:
+    with pytest.raises(MoekitError, match="cannot be read: file name too long"):
+        find_cluster("x" * 300)

@@ -136,9 +136,8 @@ def test_what_wins_over_the_image(recipe_of: Changed) -> None:
 
 def test_mounts(recipe_of: Changed) -> None:
     cluster = replace(AWS, shared_root="/fsx/me", megatron_path="/opt/Megatron-LM", mounts=("/nvme", "/a:/b:ro"))
-    assert (
-        "--container-mounts=/fsx/me:/fsx/me,/opt/Megatron-LM:/opt/Megatron-LM,/nvme:/nvme,/a:/b:ro"
-        in srun_words(recipe_of().recipe, cluster)
+    assert "--container-mounts=/fsx/me:/fsx/me,/opt/Megatron-LM:/opt/Megatron-LM,/nvme:/nvme,/a:/b:ro" in srun_words(
+        recipe_of().recipe, cluster
     )
     inside = replace(cluster, megatron_path="/fsx/me/Megatron-LM", mounts=None)
     assert "--container-mounts=/fsx/me:/fsx/me" in srun_words(recipe_of().recipe, inside)
@@ -186,23 +185,6 @@ def test_a_secret_is_asked_for_by_name(tmp_path: Path) -> None:
     assert "HF_TOKEN: is a secret of this run: set it in the shell that submits" in without.stderr
     given = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={"HF_TOKEN": "$x"})
     assert given.stdout == "reached\n"
-
-
-@pytest.mark.parametrize(
-    ("runtime", "message"),
-    [
-        ("environment: {PATH: /x}", "`runtime.environment.PATH` is the job's shell's own"),
-        ("environment: {UID: 0}", "`runtime.environment.UID` is the job's shell's own"),
-        ("environment: {LD_LIBRARY_PATH: /x}", "`runtime.environment.LD_LIBRARY_PATH` would take the image's own"),
-        ("secrets: ['A; touch p']", "`runtime.secrets` has `A; touch p`, which is no name of a secret variable"),
-        ("secrets: [PATH]", "`runtime.secrets` has `PATH`, which is no name of a secret variable"),
-    ],
-)
-def test_variables_that_a_job_cannot_be_given(recipe_of: Changed, runtime: str, message: str) -> None:
-    loaded = recipe_of(f"runtime:\n  {runtime}")
-    with pytest.raises(MoekitError) as refused:
-        slurm_files(loaded, "x", AWS)
-    assert str(refused.value).startswith(f"{loaded.source.shown}:3: {message}")
 
 
 def test_the_name_is_one_word_of_the_header() -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from moekit.problems import shortened
+from moekit.recipe.names import RUN_NAME, VARIABLE, variable_problem
 from moekit.recipe.rules.violation import Rule, Target, Violation
 from moekit.recipe.schema import Recipe
-
-RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
-"""What a run may be called: a folder, a job's name and a word of a command line."""
 
 CAPTURES = ("tokens_per_expert", "activations", "params", "wgrads", "dgrads")
 
@@ -123,6 +120,21 @@ def a_profile_has_steps(recipe: Recipe, target: Target) -> Iterator[Violation]:
         )
 
 
+def variables_can_be_set(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """A variable of the job's shell or of Slurm breaks the job itself, or is lost without a word; never noticed."""
+    for variable in recipe.runtime.environment or {}:
+        if reason := variable_problem(variable):
+            name = f"runtime.environment.{variable}"
+            yield Violation((name,), f"`{name}` {reason[0]}", reason[1])
+    for secret in recipe.runtime.secrets or ():
+        if not VARIABLE.fullmatch(secret) or variable_problem(secret):
+            yield Violation(
+                ("runtime.secrets",),
+                f"`runtime.secrets` has `{shortened(secret)}`, which is no name of a secret variable",
+                "it lists names such as `HF_TOKEN`; their values stay in your shell",
+            )
+
+
 RULES: tuple[Rule, ...] = (
     saving_has_an_interval,
     captures_have_a_place,
@@ -130,4 +142,5 @@ RULES: tuple[Rule, ...] = (
     a_parent_is_the_name_of_a_run,
     upcycling_begins_from_a_run,
     a_profile_has_steps,
+    variables_can_be_set,
 )
