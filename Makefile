@@ -13,6 +13,10 @@ RUN := $(VENV)/bin
 NAME ?= quickstart
 FITS := import sys, venv, ensurepip; sys.exit(not (3, 12) <= sys.version_info < (3, 14))
 
+# The command line's own packages are compiled now; the trainer's, much larger, when they are first used.
+install-moekit = $(RUN)/python -m pip install --quiet --no-deps --no-build-isolation --editable . \
+    && $(RUN)/python -m compileall -q moekit $(VENV)/lib/python3*/site-packages/{typer,yaml}
+
 .PHONY: help quickstart test test-fast lint bench lock clean
 
 help:
@@ -42,7 +46,7 @@ clean:
 # The virtual environment, by what it can do. dev is quickstart and more, of the same versions.
 $(VENV)/dev.stamp: requirements/dev.txt pyproject.toml | $(VENV)/bin/python
 	@$(RUN)/python -m pip install --quiet --require-hashes -r requirements/dev.txt
-	@$(RUN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@$(install-moekit)
 	@touch $(VENV)/quickstart.stamp $@
 
 $(VENV)/quickstart.stamp: requirements/quickstart.txt pyproject.toml | $(VENV)/bin/python
@@ -52,7 +56,7 @@ $(VENV)/quickstart.stamp: requirements/quickstart.txt pyproject.toml | $(VENV)/b
 	@echo "First run: about 3 GB to download (PyTorch and Megatron-Core), 6 GB on disk in $(VENV)/"
 	@$(RUN)/python -m pip install --progress-bar off --no-compile --require-hashes -r requirements/quickstart.txt \
 	    | sed -nu 's|^ *Downloading \(.*/\)\{0,1\}\([A-Za-z0-9_.]*\)-[0-9].* (\([0-9]\{3\}[0-9.]* MB\))$$|  downloading \2, \3|p'
-	@$(RUN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@$(install-moekit)
 	@touch $@
 
 # The first interpreter that really runs, is 3.12 or 3.13, and can make a virtual environment.

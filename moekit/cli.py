@@ -42,7 +42,11 @@ class Rooms(TyperGroup):
         """The command of that name, from its room."""
         if name not in ROOMS:
             return None
-        return typer.main.get_group(import_module(ROOMS[name]).app).commands[name]
+        room: typer.Typer = import_module(ROOMS[name]).app
+        wanted = typer.Typer()  # with this command alone: typer takes every function of an app apart
+        wanted.registered_commands = [info for info in room.registered_commands if info.name == name]
+        wanted.registered_groups = [info for info in room.registered_groups if info.name == name]
+        return typer.main.get_group(wanted).commands[name]
 
 
 app = typer.Typer(cls=Rooms, add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)

@@ -25,7 +25,7 @@ class _Launch(TyperCommand):
         return super().parse_args(ctx, ["--dry-run=" if arg == "--dry-run" else arg for arg in args])
 
 
-@app.command(cls=_Launch)
+@app.command("launch", cls=_Launch)
 def launch(
     recipe: RecipeArgument,
     name: Annotated[

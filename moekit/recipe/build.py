@@ -34,7 +34,9 @@ class Refused(Exception):
 @functools.cache
 def markers(cls: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """For each field of a dataclass, its type without null and its markers (`Flag`, `AtLeast`, ...)."""
-    hints = get_type_hints(cls, include_extras=True)
+    hints = {field.name: field.type for field in fields(cls)}
+    if any(isinstance(hint, str) for hint in hints.values()):  # the module postpones its annotations
+        hints = get_type_hints(cls, include_extras=True)
     return {field.name: _unwrapped(hints[field.name]) for field in fields(cls)}
 
 

@@ -26,7 +26,7 @@ ProfileOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for a script.")]
 
 
-@app.command()
+@app.command("check")
 def check(
     recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="Recipe files, or names of shipped ones.")],
     profile: ProfileOption = None,
@@ -67,7 +67,7 @@ def _as_json(problem: Problem) -> dict[str, str]:
     return {"level": problem.level, "where": problem.where, "what": problem.what, "hint": problem.hint}
 
 
-@app.command()
+@app.command("show")
 def show(recipe: RecipeArgument, as_json: JsonOption = False) -> None:
     """Print a recipe flat: every value that is set or unset, and the file and line it comes from."""
     rows = origins(load(recipe))
@@ -85,7 +85,7 @@ def _text(value: Any) -> str:
     return value if plain else json.dumps(value, ensure_ascii=False)
 
 
-@app.command()
+@app.command("flags")
 def flags(
     recipe: RecipeArgument,
     profile: ProfileOption = None,
@@ -119,7 +119,7 @@ def checked(recipe: str, cluster: Any) -> Loaded:
     return loaded
 
 
-@app.command()
+@app.command("diff")
 def diff(
     one: Annotated[str, typer.Argument(metavar="A", help="A recipe.")],
     other: Annotated[str, typer.Argument(metavar="B", help="Another recipe.")],
@@ -140,7 +140,7 @@ def diff(
         print("no difference", file=sys.stderr)
 
 
-@app.command()
+@app.command("new")
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The new recipe's name; NAME.yaml is written here.")],
     base: Annotated[str, typer.Option("--from", help="The recipe it changes: a path or a shipped name.")] = "first_moe",
@@ -175,7 +175,7 @@ def schema_line(path: Path) -> str:
     return f"# yaml-language-server: $schema={os.path.relpath(share.folder('recipes') / 'schema.json', path.parent)}"
 
 
-@app.command()
+@app.command("schema")
 def schema(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the fields as a page of text instead.")] = False,
 ) -> None:
