@@ -62,4 +62,4 @@ def test_commands_find_them(installed: Path) -> None:
 def test_no_gpl_and_a_licence_for_all_texts(installed: Path) -> None:
     (metadata,) = installed.glob("moekit-*.dist-info")
     assert (metadata / "licenses/LICENSE").read_text().lstrip().startswith("Apache License")
-    assert "PYTHON SOFTWARE FOUNDATION" in (metadata / "licenses/moekit/data/python_docs/LICENSE").read_text()
+    assert "PSF LICENSE AGREEMENT" in (metadata / "licenses/moekit/data/python_docs/LICENSE").read_text()
