@@ -77,17 +77,7 @@ def build[T](
         if required.name not in node.entries:
             problems.append(Problem(str(node.place), f"`{required.name}` is missing"))
         values[required.name] = None
-    return _made(cls, {key: value for key, value in values.items() if value is not None or not _has_value(cls, key)})
-
-
-def _made[T](cls: type[T], values: dict[str, Any]) -> T:
-    """An instance with these values and its class's defaults."""
-    if cls.__dataclass_params__.init:  # type: ignore[attr-defined]
-        return cls(**values)
-    instance = cls.__new__(cls)
-    for name, value in values.items():
-        object.__setattr__(instance, name, value)
-    return instance
+    return cls(**{key: value for key, value in values.items() if value is not None or not _has_value(cls, key)})
 
 
 def _is_required(field: Field[Any]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass, replace
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -13,6 +13,7 @@ from moekit.recipe import nodes
 from moekit.recipe.build import build, markers
 from moekit.recipe.patterns import LayerPattern
 from moekit.recipe.schema.markers import AtLeast, Flag, FreeText
+from moekit.recipe.schema.moe import Moe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,3 +143,17 @@ def test_a_secret_has_no_value_in_a_file(name: str) -> None:
 def test_all_problems_come_at_once() -> None:
     _, problems = read("whole: a\nnumber: b\nswitch: c\nwrod: d\n")
     assert [problem.where for problem in problems] == ["x.yaml:1", "x.yaml:2", "x.yaml:3", "x.yaml:4"]
+
+
+def test_a_section_is_frozen_and_compared_by_value() -> None:
+    moe = Moe(num_experts=8)
+    with pytest.raises(FrozenInstanceError):
+        moe.num_experts = 9  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError):
+        del moe.num_experts
+    with pytest.raises(TypeError, match="Moe has no field topk"):
+        Moe(topk=8)
+    assert moe == replace(Moe(), num_experts=8)
+    assert hash(moe) == hash(Moe(num_experts=8))
+    assert moe != Moe()
+    assert repr(moe) == "Moe(num_experts=8)"

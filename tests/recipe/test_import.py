@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import re
 import shlex
@@ -146,14 +145,6 @@ def value_of(hint: Any, marks: tuple[Any, ...], choices: tuple[Any, ...]) -> st.
     return strategy if least is None else strategy.filter(lambda number: number >= least)
 
 
-def changed(section: Any, **values: Any) -> Any:
-    """A section, which has no constructor, with other values."""
-    other = copy.copy(section)
-    for name, value in values.items():
-        object.__setattr__(other, name, value)
-    return other
-
-
 @st.composite
 def recipes(draw: st.DrawFn, version: str) -> Recipe:
     table, recipe = load_table(version), Recipe()
@@ -163,7 +154,7 @@ def recipes(draw: st.DrawFn, version: str) -> Recipe:
             option = next((table.option(mark.option) for mark in marks if isinstance(mark, Flag)), None)
             if option and draw(st.integers(0, 7)) == 0:
                 said[name] = draw(value_of(hint, marks, option.choices))
-        recipe = replace(recipe, **{section: changed(getattr(recipe, section), **said)})
+        recipe = replace(recipe, **{section: replace(getattr(recipe, section), **said)})
     extra = draw(st.sampled_from([None, ("--decoupled-lr", "1e-4"), ("--use-mcore-models", "--spec", "a b", "$c")]))
     return replace(recipe, megatron=replace(recipe.megatron, version=version, extra=extra))
 
@@ -179,7 +170,7 @@ def test_any_recipe_comes_back(version: str, data: st.DataObject) -> None:
     text = f"torchrun --nproc_per_node 8 pretrain_gpt.py {shlex.join(argv(mixed))} --log-interval 1"
     imported = read(import_recipe(text, "x.sh", version=version))
     assert imported.parallel.gpus == 8
-    found = argv(arguments(replace(imported, log=changed(imported.log, interval=recipe.log.interval))))
+    found = argv(arguments(replace(imported, log=replace(imported.log, interval=recipe.log.interval))))
     assert by_option(found, version) == before
     assert found == words  # in the schema's order, however it was written
 

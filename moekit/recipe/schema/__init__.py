@@ -2,9 +2,6 @@
 
 A field is Megatron's option in snake case, less what its section already says (`markers.field_name`). Null is unset
 everywhere: nothing is printed and Megatron's own default holds, unless the field's text says more.
-
-The sections have no `__init__` (`init=False`): to compile constructors of up to sixty parameters would be a quarter of
-all that `moekit check` computes. `moekit.recipe.build` makes the instances.
 """
 
 from dataclasses import dataclass, field
@@ -14,14 +11,15 @@ from moekit.recipe.schema.markers import FreeText
 from moekit.recipe.schema.model import Model
 from moekit.recipe.schema.moe import Balance, Moe, Router
 from moekit.recipe.schema.scale import Memory, Overlap, Parallel, Precision
+from moekit.recipe.schema.section import Section
 from moekit.recipe.schema.train import Checkpoint, Data, Optimizer, Schedule, Train
 from moekit.recipe.schema.watch import Log, Monitor, Profile, Resilience, Runtime
 
 __all__ = ["Recipe"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Megatron:
+@dataclass(init=False, repr=False, eq=False)
+class Megatron(Section):
     """Which Megatron, and what no field says."""
 
     version: str = "0.19.2"

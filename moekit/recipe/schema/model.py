@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from moekit.recipe.schema.markers import AtLeast, Flag
+from moekit.recipe.schema.section import Section
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
-class Model:
+@dataclass(init=False, repr=False, eq=False)
+class Model(Section):
     """The transformer itself: sizes, attention, activation, embeddings, multi-token prediction."""
 
     num_layers: Annotated[int | None, Flag("--num-layers", "2.4"), AtLeast(1)] = None

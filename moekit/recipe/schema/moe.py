@@ -5,10 +5,11 @@ from typing import Annotated
 
 from moekit.recipe.patterns import LayerPattern
 from moekit.recipe.schema.markers import AtLeast, Flag
+from moekit.recipe.schema.section import Section
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
-class Moe:
+@dataclass(init=False, repr=False, eq=False)
+class Moe(Section):
     """The experts: how many, how wide, in which layers, and how tokens reach them."""
 
     num_experts: Annotated[int | None, Flag("--num-experts", "2.5"), AtLeast(1)] = None
@@ -82,8 +83,8 @@ class Moe:
     """Replays recorded routing choices (reinforcement learning)."""
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
-class Router:
+@dataclass(init=False, repr=False, eq=False)
+class Router(Section):
     """How a token's scores are made and which experts they choose."""
 
     topk: Annotated[int | None, Flag("--moe-router-topk", "2.5"), AtLeast(1)] = None
@@ -112,8 +113,8 @@ class Router:
     """With Muon: the router's weights stay on the scalar optimizer."""
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
-class Balance:
+@dataclass(init=False, repr=False, eq=False)
+class Balance(Section):
     """What keeps the experts' load even, and the controls that prove it."""
 
     type: Annotated[tuple[str, ...] | None, Flag("--moe-router-load-balancing-type", "3.3")] = None

@@ -5,10 +5,11 @@ from typing import Annotated
 
 from moekit.recipe.patterns import PipelineLayout
 from moekit.recipe.schema.markers import AtLeast, Flag
+from moekit.recipe.schema.section import Section
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
-class Parallel:
+@dataclass(init=False, repr=False, eq=False)
+class Parallel(Section):
     """The world and how it is divided. Data parallel is what is left over."""
 
     gpus: Annotated[int | None, AtLeast(1)] = None
@@ -74,8 +75,8 @@ class Parallel:
     """Reinforcement learning: the expert-parallel size while it generates."""
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
-class Precision:
+@dataclass(init=False, repr=False, eq=False)
+class Precision(Section):
     """Number formats."""
 
     bf16: Annotated[bool | None, Flag("--bf16", "2.4")] = None
@@ -118,8 +119,8 @@ class Precision:
     """A sequence's result does not depend on the batch around it."""
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
-class Memory:
+@dataclass(init=False, repr=False, eq=False)
+class Memory(Section):
     """What is computed again, moved to the host or fused so that it fits."""
 
     recompute_granularity: Annotated[str | None, Flag("--recompute-granularity", "2.4")] = None
@@ -156,8 +157,8 @@ class Memory:
     """Returns cached memory each step: 0 never, 1 after the step, 2 before it too."""
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
-class Overlap:
+@dataclass(init=False, repr=False, eq=False)
+class Overlap(Section):
     """Communication behind computation."""
 
     grad_reduce: Annotated[bool | None, Flag("--overlap-grad-reduce", "2.4")] = None

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from moekit.recipe.schema.markers import AtLeast, Flag, Owned
+from moekit.recipe.schema.section import Section
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
-class Train:
+@dataclass(init=False, repr=False, eq=False)
+class Train(Section):
     """Batch, length, evaluation."""
 
     micro_batch_size: Annotated[int | None, Flag("--micro-batch-size", "2.4"), AtLeast(1)] = None
@@ -36,8 +37,8 @@ class Train:
     """Steps between collections with `manual_gc`."""
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
-class Optimizer:
+@dataclass(init=False, repr=False, eq=False)
+class Optimizer(Section):
     """What turns gradients into steps."""
 
     name: Annotated[str | None, Flag("--optimizer", "3.6")] = None
@@ -78,8 +79,8 @@ class Optimizer:
     """Share of the state that `cpu_offload` moves, 0 to 1."""
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
-class Schedule:
+@dataclass(init=False, repr=False, eq=False)
+class Schedule(Section):
     """The learning rate over the run; its length is the token budget's, not a trial's."""
 
     lr: Annotated[float | None, Flag("--lr", "2.4"), AtLeast(0)] = None
@@ -110,8 +111,8 @@ class Schedule:
     """On resume the checkpoint's schedule wins over the recipe's."""
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
-class Data:
+@dataclass(init=False, repr=False, eq=False)
+class Data(Section):
     """Which tokens; where they lie follows from the profile's `shared_root`."""
 
     name: Annotated[str | None, Owned(("--data-args-path", "--data-cache-path"), "2.3")] = None
@@ -150,8 +151,8 @@ class Data:
     """Threads that build the index of many shards."""
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
-class Checkpoint:
+@dataclass(init=False, repr=False, eq=False)
+class Checkpoint(Section):
     """What is saved in the run's own `checkpoints/`, and what a run begins from."""
 
     save: Annotated[bool | None, Owned(("--save",), "3.0")] = None

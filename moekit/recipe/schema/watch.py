@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from moekit.recipe.schema.markers import AtLeast, Flag, Owned
+from moekit.recipe.schema.section import Section
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
-class Log:
+@dataclass(init=False, repr=False, eq=False)
+class Log(Section):
     """Scalars: printed, and sent to TensorBoard and Trackio."""
 
     interval: Annotated[int | None, Flag("--log-interval"), AtLeast(1)] = None
@@ -41,8 +42,8 @@ class Log:
     """Over ranks: the slowest, both ends, or all."""
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
-class Monitor:
+@dataclass(init=False, repr=False, eq=False)
+class Monitor(Section):
     """What is captured besides scalars, and the checks that watch the run."""
 
     tokens_per_expert_interval: Annotated[int | None, Flag("--save-tokens-per-expert-interval", "3.0"), AtLeast(1)] = (
@@ -83,8 +84,8 @@ class Monitor:
     """Steps between short tests of each GPU's arithmetic and speed."""
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
-class Resilience:
+@dataclass(init=False, repr=False, eq=False)
+class Resilience(Section):
     """What happens when a step or a machine goes wrong."""
 
     rerun_mode: Annotated[str | None, Flag("--rerun-mode", "3.6")] = None
@@ -97,8 +98,8 @@ class Resilience:
     """Saves and ends after so many minutes."""
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
-class Profile:
+@dataclass(init=False, repr=False, eq=False)
+class Profile(Section):
     """A profile of a few steps on a few ranks."""
 
     enabled: Annotated[bool | None, Flag("--profile", "3.7")] = None
@@ -117,8 +118,8 @@ class Profile:
     """The profile names the tensors' shapes."""
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
-class Runtime:
+@dataclass(init=False, repr=False, eq=False)
+class Runtime(Section):
     """Where and how the processes run; nothing here is Megatron's."""
 
     device: Literal["gpu", "cpu"] | None = None
