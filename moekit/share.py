@@ -1,7 +1,9 @@
-"""The files that travel with moekit: recipes, data set descriptions, Slurm scripts and images."""
+"""What travels with moekit: recipes, data set descriptions, Slurm scripts and images; and the programs beside it."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -18,3 +20,15 @@ def shipped_recipes() -> list[str]:
     """The names under which shipped recipes can be given: `first_moe`, `settings/quickstart_dense`, ..."""
     root = folder("recipes")
     return sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml"))
+
+
+def program(name: str) -> str:
+    """How to call a program that is installed with moekit: by its name, or by the path beside this Python.
+
+    The path is for an environment that is not active: as short as the working directory allows.
+    """
+    beside = Path(sys.executable).with_name(name)
+    if shutil.which(name) or not beside.exists():
+        return name
+    here = Path.cwd()
+    return str(beside.relative_to(here) if beside.is_relative_to(here) else beside)

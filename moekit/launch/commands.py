@@ -17,6 +17,9 @@ from moekit.recipe.load import Loaded
 
 app = typer.Typer()
 
+LOCAL_ROOT = "moekit-local"
+"""Where runs, data, tokenizers and metrics of this machine lie, in the working directory."""
+
 
 class _Launch(TyperCommand):
     """Takes `--dry-run` alone as well as `--dry-run=DIR`: the word behind it is never its folder."""
@@ -53,7 +56,7 @@ def launch(
 ) -> None:
     """Check a recipe, make its run directory, and train it.
 
-    On this machine, the run lies in the working directory (with `--profile`, in the profile's `shared_root`); the same
+    On this machine the run lies below `moekit-local/` (with `--profile`, below the profile's `shared_root`); the same
     command again goes on from the last checkpoint.
     """
     from moekit.launch.cluster import find_cluster
@@ -65,7 +68,7 @@ def launch(
     local = where == "local" or (where is None and on_cpu)
     if on_cpu and not local:
         raise _at_device(loaded, "`runtime.device: cpu` trains on this machine, not in a Slurm job")
-    shared_root = Path(cluster.shared_root) if profile or not local else Path.cwd()
+    shared_root = Path(cluster.shared_root) if profile or not local else Path.cwd() / LOCAL_ROOT
     if dry_run is not None:
         files = _files(loaded, name, shared_root, None if local else cluster)
         _print_or_write(files, shared_root / "runs" / name, dry_run, as_json, local)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import shutil
-import sys
 from collections.abc import Mapping
 from getpass import getuser
 from pathlib import Path
+
+from moekit.share import program
 
 PORT = 7860
 """Trackio's first choice (trackio/launch.py, `INITIAL_PORT_VALUE`)."""
@@ -24,12 +24,10 @@ def dashboard_command(trackio_dir: Path, project: str, port: int | None = None) 
     With `port` it serves on that one or not at all, else on the first free one from 7860 on. The command names the
     Trackio beside this Python where none is on PATH.
     """
-    beside = Path(sys.executable).with_name("trackio")
-    trackio = "trackio" if shutil.which("trackio") or not beside.exists() else str(beside)
     settings = [f"TRACKIO_DIR={shlex.quote(str(trackio_dir))}"]
     if port is not None:
         settings += [f"GRADIO_SERVER_PORT={port}", "GRADIO_NUM_PORTS=1"]
-    return " ".join([*settings, shlex.quote(trackio), "show", "--project", shlex.quote(project)])
+    return " ".join([*settings, shlex.quote(program("trackio")), "show", "--project", shlex.quote(project)])
 
 
 def tunnel_command(environ: Mapping[str, str], port: int = PORT) -> str | None:

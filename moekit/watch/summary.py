@@ -16,6 +16,7 @@ from statistics import fmean, median
 from typing import Any
 
 from moekit.problems import MoekitError
+from moekit.share import program
 from moekit.track.dashboard import dashboard_lines, trackio_dir
 from moekit.watch.counts import IntervalCounts, LayerKey, RankLayout, max_vio, tokens_per_expert
 from moekit.watch.metrics import MetricsReader, attempts, merge
@@ -138,7 +139,7 @@ def load_summary(run_dir: Path, recipe: str | None = None) -> SummaryData:
         balance=balance,
         missing=missing,
         dashboard=dashboard_lines(trackio_dir(run_dir), project, os.environ),
-        relaunch=f"moekit launch {shlex.quote(recipe or str(run_dir / 'recipe.yaml'))} --name other",
+        relaunch=shlex.join([program("moekit"), "launch", recipe or str(run_dir / "recipe.yaml"), "--name", "other"]),
     )
 
 

@@ -7,8 +7,8 @@
 # and no Transformer Engine.
 #   WHEELS    a folder of wheels for what that python3 lacks: megatron-core at the least, and what moekit and its extra
 #             `local` need (`pip download --no-deps -d WHEELS megatron-core==0.19.2`, and so on)
-#   PREPARED  a folder in which `moekit launch quickstart` has been run: its data/ and tokenizers/ are taken, so that
-#             neither datatrove nor tokenizers is needed; without it the text is tokenized anew
+#   PREPARED  the moekit-local/ of a machine on which `moekit launch quickstart` has been run: its data/ and tokenizers/
+#             are taken, so that neither datatrove nor tokenizers is needed; without it the text is tokenized anew
 # Prints tokens/s, TFLOP/s and peak memory of both; with OUT=DIR they are kept there, in gpu.json, with both logs.
 set -euo pipefail
 
@@ -31,15 +31,15 @@ if ! command -v cc >/dev/null; then
     export TORCHDYNAMO_DISABLE=1
 fi
 if [[ -n $prepared ]]; then
-    cp -r -- "$prepared/data" "$prepared/tokenizers" .
+    mkdir moekit-local && cp -r -- "$prepared/data" "$prepared/tokenizers" moekit-local
 fi
 
 failed=0 trained=()
 for recipe in quickstart_gpu wide_gpu; do
     echo "== $recipe"
-    log=runs/$recipe/attempts/1/train.log
+    log=moekit-local/runs/$recipe/attempts/1/train.log
     if "$python" -m moekit launch "$repository/tests/gpu/$recipe.yaml" --on local; then
-        trained+=("runs/$recipe")
+        trained+=("moekit-local/runs/$recipe")
     else
         failed=1
         [[ ! -f $log ]] || tail -n 40 "$log"

@@ -43,7 +43,7 @@ def launch(root: Path) -> Iterator[Launch]:
                 start_new_session=True,
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )
-        launched = Launched(process, RunDir(root / "runs" / name), output, mark)
+        launched = Launched(process, RunDir(root / "moekit-local" / "runs" / name), output, mark)
         started.append(launched)
         return launched
 

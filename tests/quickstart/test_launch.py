@@ -117,7 +117,7 @@ def test_another_recipe_does_not_take_the_name(trained: Launched, launch: Launch
     other = launch("trained", SHORT.replace("save_interval: 40", "save_interval: 50"))
     assert other.wait() == 1
     assert "run `trained` is that of another recipe, or of this one before it was changed" in other.text
-    (trained.run.path.parents[1] / "trained.yaml").write_text(SHORT)
+    (trained.run.path.parents[2] / "trained.yaml").write_text(SHORT)
 
 
 def test_a_killed_worker_fails_the_run(trained: Launched, launch: Launch) -> None:
@@ -170,7 +170,7 @@ def test_a_torchrun_of_its_own_is_not_needed_after_sigkill(trained: Launched, la
 
 def test_the_first_line_comes_within_a_second(root: object, trained: Launched) -> None:
     """Measured without what Python itself takes on a busy machine."""
-    folder = trained.run.path.parents[1]
+    folder = trained.run.path.parents[2]
     bare = time.monotonic()
     subprocess.run([sys.executable, "-c", "pass"], check=True)
     bare = time.monotonic() - bare
