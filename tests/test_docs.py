@@ -30,7 +30,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-CONSOLE = [(path.relative_to(ROOT), text) for path in DOCUMENTS for _, text in blocks(path, "console")]
+CONSOLE = [
+    (path.relative_to(ROOT), text)
+    for path in DOCUMENTS
+    for _, text in blocks(path, "console")
+    if not text.startswith("$ make")
+]
 
 
 @pytest.mark.parametrize(("document", "text"), CONSOLE, ids=[text.splitlines()[0] for _, text in CONSOLE])
