@@ -89,7 +89,7 @@ def test_a_run_on_this_machine_has_no_job(tmp_path: Path) -> None:
         "argv.resume",
         "provenance.json",
     }
-    assert f"{tmp_path}/data/python-docs/data-args.txt" in files["argv.first"].splitlines()
+    assert f"{tmp_path}/moekit-local/data/python-docs/data-args.txt" in files["argv.first"].splitlines()
     refused = launch(tmp_path, "quickstart", "--dry-run", "--on", "slurm")
     assert refused.returncode == 1
     assert "`runtime.device: cpu` trains on this machine, not in a Slurm job" in refused.stderr
