@@ -9,12 +9,9 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from moekit.launch.processes import visible_gpus
 from moekit.launch.rundir import data_dir, run_dir, tokenizer_dir
-from moekit.megatron import flags, table
-from moekit.megatron.cpu_limits import Limit, cpu_limits
 from moekit.problems import Problem
 from moekit.recipe.load import Loaded
 
@@ -32,9 +29,8 @@ def problems(loaded: Loaded, shared_root: Path, environ: Mapping[str, str]) -> l
         what = f"Megatron trains on Linux only, and this is {sys.platform}"
         remedy = "run this in a Linux container, a virtual machine or WSL 2; `moekit check` and `--dry-run` work here"
         return [Problem("", what, remedy)]
-    on_cpu = loaded.recipe.runtime.device == "cpu"
     return [
-        *(_cpu_cannot(loaded) if on_cpu else _too_few_gpus(loaded, environ)),
+        *_too_few_gpus(loaded, environ),
         *_missing_packages(loaded, shared_root),
         *_missing_files(loaded, shared_root),
         *_too_little_disk(shared_root),
@@ -50,38 +46,9 @@ def memory_warning(loaded: Loaded) -> str | None:
     return f"{free_gib:.1f} GiB of memory is free; this takes about {needed_gib:.1f} GiB, more for a larger model"
 
 
-def _cpu_cannot(loaded: Loaded) -> Iterator[Problem]:
-    """What cpu_limits.py says of the command line, at the fields that say it."""
-    arguments = flags.arguments(loaded.recipe)
-    known = table.load(loaded.recipe.megatron.version)
-
-    def limits(without: flags.Argument | None = None) -> list[Limit]:
-        words = flags.argv(argument for argument in arguments if argument is not without)
-        values: dict[str, Any] = table.parse_values(words, known)
-        return cpu_limits(values)
-
-    for limit in limits():
-        fields = [argument.field for argument in arguments if limit not in limits(argument)]
-        place = loaded.source.where(*fields, "runtime.device")
-        yield Problem(place, f"a CPU has no {limit.feature}: {limit.reason}", _off(limit))
-
-
-def _off(limit: Limit) -> str:
-    """The field that turns off what Megatron does unless told not to."""
-    fields = {
-        "rotary embedding fusion": "no_rope_fusion: true",
-        "masked softmax fusion": "no_masked_softmax_fusion: true",
-        "gradient accumulation fusion": "no_gradient_accumulation_fusion: true",
-        "persistent layer norm": "no_persist_layer_norm: true",
-        "Transformer Engine's layers": "transformer_impl: local",
-    }
-    setting = fields.get(limit.feature)
-    return f"add `{setting}` to `model`" if setting else ""
-
-
 def _too_few_gpus(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[Problem]:
     wanted, found = loaded.recipe.parallel.gpus or 1, visible_gpus(environ)
-    if found < wanted:
+    if found < wanted and loaded.recipe.runtime.device != "cpu":
         what = f"the recipe trains on {wanted} GPU{'s' * (wanted > 1)}, and {found or 'none'} can be seen here"
         place = loaded.source.where("parallel.gpus")
         yield Problem(

@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 CASES = sorted(path.stem for path in HERE.glob("*.yaml"))
 PACKAGE = Path(moekit.__file__).parent
 SOURCES = [
-    *(PACKAGE / "recipe" / f"{name}.py" for name in ("nodes", "load", "build", "patterns", "check")),
+    *(PACKAGE / "recipe" / f"{name}.py" for name in ("nodes", "load", "build", "patterns", "check", "cpu")),
     *sorted((PACKAGE / "recipe" / "rules").glob("*.py")),
     PACKAGE / "megatron" / "table.py",
 ]

@@ -39,42 +39,6 @@ def test_the_quickstart_can_be_trained_here(name: str, tmp_path: Path) -> None:
     assert needs.problems(load(name), tmp_path, {}) == []
 
 
-@pytest.mark.megatron
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "moe: {dispatcher: flex}\n",
-            "changed.yaml:2: a CPU has no flex dispatcher: DeepEP, HybridEP and NCCL EP run on GPUs only",
-        ),
-        ("precision: {fp8_format: e4m3}\n", "changed.yaml:2: a CPU has no FP8: its kernels are Transformer Engine's"),
-        (
-            "parallel:\n  context: 2\n",
-            "changed.yaml:3: a CPU has no context parallel: only Transformer Engine's attention has it"
-            " (core/transformer/dot_product_attention.py:57)",
-        ),
-    ],
-)
-def test_what_a_cpu_cannot_do_is_refused_where_it_is_said(recipe: object, text: str, message: str) -> None:
-    assert found(recipe(text)) == [message]  # type: ignore[operator]
-
-
-@pytest.mark.megatron
-def test_what_is_on_unless_turned_off_names_the_field(recipe: object) -> None:
-    (message,) = found(recipe("model:\n  no_rope_fusion: null\n"))  # type: ignore[operator]
-    assert message.endswith("\n    hint: add `no_rope_fusion: true` to `model`")
-    assert "a CPU has no rotary embedding fusion" in message
-
-
-@pytest.mark.megatron
-def test_every_hint_turns_its_limit_off(recipe: object) -> None:
-    off = ["no_rope_fusion", "no_masked_softmax_fusion", "no_gradient_accumulation_fusion", "no_persist_layer_norm"]
-    text = "model:\n  transformer_impl: null\n" + "".join(f"  {name}: null\n" for name in off)
-    messages = found(recipe(text))  # type: ignore[operator]
-    hints = {message.partition("hint: add `")[2].partition("`")[0] for message in messages}
-    assert hints == {"transformer_impl: local", *(f"{name}: true" for name in off)}
-
-
 def test_elsewhere_than_on_linux_one_sentence_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert found(load("quickstart")) == [
