@@ -205,4 +205,5 @@ def import_(
     text = sys.stdin.read() if source == "-" else read_text(Path(source), source)
     pairs = dict(define.partition("=")[::2] for define in defines or ())
     shown = "standard input" if source == "-" else source
-    print(import_recipe(text, shown, version=version, defines=pairs, gpus=gpus), end="")
+    recipe = import_recipe(text, shown, version=version, defines=pairs, gpus=gpus)
+    print(f"{schema_line(Path('recipe.yaml'))}\n{recipe}", end="")

@@ -196,3 +196,17 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["moekit", "show", "dense"])
     with pytest.raises(RuntimeError, match="a defect"):
         cli.main()
+
+
+def test_import_prints_a_recipe_that_passes(run: Run, tmp_path: Path) -> None:
+    script = Path(__file__).parent / "import_cases" / "dense_8gpu.sh"
+    code, out, err = run("import", str(script), cwd=tmp_path)
+    assert (code, err) == (0, "")
+    assert out.startswith("# yaml-language-server: $schema=")
+    assert out.partition("\n")[0].endswith("recipes/schema.json")
+    (tmp_path / "mine.yaml").write_text(out)
+    assert run("check", "mine.yaml", cwd=tmp_path) == (
+        0,
+        "",
+        "mine.yaml: no problems, checked against aws-p5 (no --profile given)\n",
+    )
