@@ -68,6 +68,7 @@ BROKEN = [
     ("micro_batches_fill_the_global_batch", DENSE, "train: {global_batch_size: 511}"),
     ("one_length", DENSE, "train: {iters: null}"),
     ("one_length", DENSE, "train: {samples: 1000}\nschedule: {decay_style: cosine}"),
+    ("evaluation_has_an_interval", DENSE, "train: {eval_interval: null}"),
     ("data_is_named_or_mocked", DENSE, "data: {name: null}"),
     ("data_is_named_or_mocked", DENSE, "data: {mock_data: true}"),
     ("data_is_named_or_mocked", "first_moe_smoke", "data: {shards: [part]}"),

@@ -45,6 +45,19 @@ def one_length(recipe: Recipe, target: Target) -> Iterator[Violation]:
         yield Violation(("train.iters",), "`train.iters` is missing", "optimizer steps of the full token budget")
 
 
+def evaluation_has_an_interval(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """A TypeError when the data sets are built, after the model, even where nothing is validated. Seen on a CPU.
+
+    Source: megatron/training/training.py:4481.
+    """
+    if recipe.train.eval_interval is None and "--full-validation" not in (recipe.megatron.extra or ()):
+        yield Violation(
+            ("train.eval_interval", "train.eval_iters"),
+            "`train.eval_interval` is missing, and Megatron divides by it even where nothing is validated",
+            "any number will do beside `eval_iters: 0`",
+        )
+
+
 def data_is_named_or_mocked(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """Two sources stop at validate (megatron/training/arguments.py:1627); none is silently mock data."""
     data = recipe.data
@@ -142,6 +155,7 @@ RULES: tuple[Rule, ...] = (
     batch_is_given,
     micro_batches_fill_the_global_batch,
     one_length,
+    evaluation_has_an_interval,
     data_is_named_or_mocked,
     tokenizer_is_complete,
     one_number_format,

@@ -41,7 +41,7 @@ MODEL_ARGS=(
 )
 TRAIN_ARGS=(
     --micro-batch-size 8 --global-batch-size $GLOBAL_BATCH
-    --train-iters 4_768
+    --train-iters 4_768 --eval-interval 1000
     --lr 5e-4 --min-lr=.00005
     --lr-decay-style cosine
     --lr 3e-4
