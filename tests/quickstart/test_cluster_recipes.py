@@ -1,0 +1,74 @@
+"""The recipes for clusters, made small enough for a CPU: their schedule, data, batch, overlap and logging really start.
+
+Parsing and validation let settings pass that stop the trainer later, when data sets are built or the first step runs.
+"""
+
+from __future__ import annotations
+
+import pytest
+from launched import Launch, Launched
+
+from moekit.watch.metrics import history
+
+pytestmark = [pytest.mark.megatron, pytest.mark.train, pytest.mark.timeout(4000)]
+
+SMALL_MODEL = """
+model:
+  num_layers: 2
+  hidden_size: 64
+  ffn_hidden_size: 128
+  num_attention_heads: 4
+  num_query_groups: 2
+  seq_length: 64
+  max_position_embeddings: 64
+  transformer_impl: local
+  no_rope_fusion: true
+  no_masked_softmax_fusion: true
+  no_persist_layer_norm: true
+  no_bias_swiglu_fusion: true
+  no_gradient_accumulation_fusion: true
+train: {micro_batch_size: 2, global_batch_size: 8, exit_interval: 3}
+runtime: {device: cpu}
+"""
+DENSE = "parallel: {gpus: 2, distributed_backend: gloo}\n"
+EXPERTS = """
+moe: {num_experts: 4, ffn_hidden_size: 32}
+router: {topk: 2}
+parallel: {gpus: 2, expert_model: 2, distributed_backend: gloo}
+"""
+DATA = "data: {name: python-docs, tokenizer: python-docs}\n"
+
+
+def trained(launched: Launched) -> dict[int, dict[str, float]]:
+    assert launched.wait() == 0, launched.text
+    steps = history(launched.run.path)
+    assert sorted(steps) == [1, 2, 3]
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"), [("first_moe", EXPERTS + DATA), ("first_moe_smoke", EXPERTS)], ids=["first_moe", "smoke"]
+)
+def test_the_moe_starts(name: str, changes: str, launch: Launch) -> None:
+    steps = trained(launch(f"small_{name}", f"base: {name}\n{SMALL_MODEL}{changes}"))
+    assert {"load_balancing_loss", "moe/load_balancing_loss_layer_1", "grad-norm"} <= steps[3].keys()
+    rates = [steps[step]["learning-rate"] for step in (1, 2, 3)]
+    assert rates == pytest.approx([5e-4 / 40 * step for step in (1, 2, 3)])  # the warmup of the whole budget
+
+
+def test_dense_goes_on_from_its_checkpoint(launch: Launch) -> None:
+    save = "checkpoint: {save_interval: 3}\n"
+    dense = trained(launch("dense_save", f"base: settings/dense_save\n{SMALL_MODEL}{DENSE}{DATA}{save}"))
+    continued = trained(launch("continued", f"base: settings/dense_continued\n{SMALL_MODEL}{DENSE}{DATA}"))
+    # same tokens, other weights: what was trained is not begun anew
+    assert continued[1]["lm loss"] < dense[1]["lm loss"]
+
+
+def test_upcycling_fails_as_check_warns(launch: Launch) -> None:
+    changes = EXPERTS.replace("ffn_hidden_size: 32", "ffn_hidden_size: 16")
+    small = SMALL_MODEL.replace("ffn_hidden_size: 128", "ffn_hidden_size: 16")
+    save = "checkpoint: {save_interval: 3}\n"
+    launched = launch("upcycled", f"base: upcycle\n{small}{changes}{DATA}{save}")
+    assert launched.wait() == 1
+    assert "warning: Megatron 0.19.2 fails while it upcycles" in launched.text
+    assert "load_checkpoint() got an unexpected keyword argument 'model'" in launched.text
