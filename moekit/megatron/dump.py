@@ -25,7 +25,10 @@ def dump_table(source: str, python: str | None = None) -> str:
     python = python or sys.executable
     environment = dict(os.environ)
     checkout = None if source == "installed" else _checkout(source)
-    if checkout is not None:
+    if checkout is None:
+        # Else Megatron puts the commit of whatever repository its site-packages lies in behind its version.
+        environment["NO_VCS_VERSION"] = "1"
+    else:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(checkout), os.environ.get("PYTHONPATH")]))
     try:
         child = subprocess.run([python, str(_CHILD)], env=environment, capture_output=True, text=True, check=False)
