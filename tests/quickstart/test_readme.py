@@ -17,7 +17,7 @@ def masked(line: str) -> str:
     """A line without what differs between two runs: their names and folders, numbers, and what is drawn."""
     line = re.sub(r"\S*moekit-local/", "moekit-local/", line)
     line = re.sub(r"\S*bin/|recipes/|\.yaml", "", line.replace("trained", "quickstart"))
-    line = re.sub(r"[\u2800-\u28ff\u2581-\u2588·◆│┤└─]+", "~", line)
+    line = re.sub(r"[\u2800-\u28ff\u2581-\u2588·◆│┤└─][\s\u2800-\u28ff\u2581-\u2588·◆│┤└─]*", "~ ", line)
     return re.sub(r"[\d.,:]*\d[\d.,:]*", "#", " ".join(line.split()))
 
 

@@ -1,9 +1,9 @@
 """The summary, of a real run that was killed and resumed (`data/run`, see its README) and of runs that lack things."""
 
 import json
-import os
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,16 +29,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def summary(run: Path) -> SummaryData:
     """The run's summary, with the paths of this machine masked."""
     data = load_summary(run, "quickstart")
-    return replace(data, run_dir="runs/demo", dashboard=["TRACKIO_DIR=trackio trackio show --project quickstart"])
+    dashboard = ["TRACKIO_DIR=trackio trackio show --project quickstart"]
+    return replace(data, run_dir="runs/demo", dashboard=dashboard, relaunch="moekit launch quickstart --name other")
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_of_a_real_run(run: Path, width: int) -> None:
+def test_of_a_real_run(run: Path, width: int, golden_file: Callable[[Path, str], None]) -> None:
     text = render_summary(summary(run), width).plain
-    golden = GOLDEN / f"summary_{width}.txt"
-    if os.environ.get("UPDATE_GOLDEN"):
-        golden.write_text(text)
-    assert text == golden.read_text()
+    golden_file(GOLDEN / f"summary_{width}.txt", text)
     assert max(map(len, text.splitlines())) <= width
     assert not any(line.endswith(" ") for line in text.splitlines())
 
