@@ -18,8 +18,9 @@ def test_a_program_is_called_as_it_can_be(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.chdir(tmp_path)
     assert program("moekit") == ".venv/bin/moekit"
-    monkeypatch.chdir("/")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
     assert program("moekit") == str(tmp_path / ".venv" / "bin" / "moekit")
-    monkeypatch.setenv("PATH", str(tmp_path / ".venv" / "bin"))
+    monkeypatch.setenv("PATH", f"{tmp_path}/.venv/bin")
     assert program("moekit") == "moekit"
     assert program("trackio") == "trackio"  # nowhere: its name at least
