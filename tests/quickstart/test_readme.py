@@ -21,9 +21,11 @@ def masked(line: str) -> str:
     return re.sub(r"[\d.,:]*\d[\d.,:]*", "#", " ".join(line.split()))
 
 
-def test_the_readmes_first_run_is_a_real_one(trained: Launched) -> None:
+def test_the_readmes_first_run_is_a_real_one(trained: Launched, root: Path) -> None:
     (shown,) = re.findall(r"\$ make quickstart\n(.*?)```", README.read_text(), re.DOTALL)
     real = [masked(line) for line in trained.text.splitlines()]
+    # only the first launch of all tests has found no data yet
+    data = {masked(line) for file in root.glob("*.out") for line in file.read_text().splitlines() if "  data " in line}
     for line in filter(str.strip, shown.splitlines()):
         if line.strip() != "...":
-            assert masked(line) in real, f"no run prints: {line}"
+            assert masked(line) in (data if "  data " in line else real), f"no run prints: {line}"
