@@ -10,14 +10,14 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 VENV ?= .venv
 RUN := $(VENV)/bin
-NAME ?= quickstart
+NAME := quickstart
 FITS := import sys, venv, ensurepip; sys.exit(not (3, 12) <= sys.version_info < (3, 14))
 
 # The command line's own packages are compiled now; the trainer's, much larger, when they are first used.
 install-moekit = $(RUN)/python -m pip install --quiet --no-deps --no-build-isolation --editable . \
     && $(RUN)/python -m compileall -q moekit $(VENV)/lib/python3*/site-packages/{typer,yaml}
 
-.PHONY: help quickstart test test-fast lint bench lock clean
+.PHONY: on-linux help quickstart test test-fast lint bench lock clean
 
 help:
 	@sed -n 's/^# \(make\)/\1/p' Makefile
@@ -43,16 +43,18 @@ lock: $(VENV)/dev.stamp
 clean:
 	rm -rf $(VENV)
 
+on-linux:
+	@if [[ "$$(uname -s)" != Linux ]]; then \
+	    echo "The quickstart trains with Megatron-Core, which is for Linux: run it on a Linux machine or in a Linux" \
+	         "container. Recipes can be written and checked here: pip install . && moekit check first_moe" >&2; exit 1; fi
+
 # The virtual environment, by what it can do. dev is quickstart and more, of the same versions.
 $(VENV)/dev.stamp: requirements/dev.txt pyproject.toml | $(VENV)/bin/python
 	@$(RUN)/python -m pip install --quiet --require-hashes -r requirements/dev.txt
 	@$(install-moekit)
 	@touch $(VENV)/quickstart.stamp $@
 
-$(VENV)/quickstart.stamp: requirements/quickstart.txt pyproject.toml | $(VENV)/bin/python
-	@if [[ "$$(uname -s)" != Linux ]]; then \
-	    echo "The quickstart trains with Megatron-Core, which is for Linux: run it on a Linux machine or in a Linux" \
-	         "container. Recipes can be written and checked here: pip install . && moekit check first_moe" >&2; exit 1; fi
+$(VENV)/quickstart.stamp: requirements/quickstart.txt pyproject.toml | on-linux $(VENV)/bin/python
 	@echo "First run: about 3 GB to download (PyTorch and Megatron-Core), 6 GB on disk in $(VENV)/"
 	@$(RUN)/python -m pip install --progress-bar off --no-compile --require-hashes -r requirements/quickstart.txt \
 	    | sed -nu 's|^ *Downloading \(.*/\)\{0,1\}\([A-Za-z0-9_.]*\)-[0-9].* (\([0-9]\{3\}[0-9.]* MB\))$$|  downloading \2, \3|p'
