@@ -10,7 +10,7 @@ from moekit.job.hooks import end_iteration
 from moekit.launch.failure import ended_well
 from moekit.launch.live import LOSS, Display, Follow, rows_every
 from moekit.launch.processes import environment, guarded, torchrun
-from moekit.launch.rundir import RunDir
+from moekit.launch.rundir import RunDir, run_dir
 from moekit.problems import error
 from moekit.recipe.load import Loaded
 from moekit.recipe.sizes import Sizes, sizes
@@ -26,8 +26,10 @@ class Plan:
     loaded: Loaded
     run: RunDir
     attempt: int
+    resumes: bool
+    """Whether it goes on from the run's own checkpoint."""
     start: int
-    """The step it goes on from; 0 without a checkpoint."""
+    """The step it goes on from; 0 from the beginning."""
     end: int
     """The step after which it ends."""
     processes: int
@@ -37,7 +39,7 @@ class Plan:
     @property
     def command(self) -> list[str]:
         """torchrun and all its words, from the run directory."""
-        file = self.run.argv_resume if self.start else self.run.argv_first
+        file = self.run.argv_resume if self.resumes else self.run.argv_first
         entry = (self.run.job / "entry.py").relative_to(self.run.path)
         return [*torchrun(self.processes), str(entry), *file.read_text(encoding="utf-8").splitlines()]
 
@@ -45,17 +47,27 @@ class Plan:
 def next_attempt(loaded: Loaded, run: RunDir) -> Plan:
     """The next attempt; its folder is made."""
     recipe = loaded.recipe
-    start = checkpointed_step(run) if recipe.checkpoint.save else 0
+    own = checkpointed_step(run) if recipe.checkpoint.save else 0
+    start = own or _parents_step(loaded, run)
     return Plan(
         loaded=loaded,
         run=run,
         attempt=run.new_attempt(),
+        resumes=own > 0,
         start=start,
         end=end_iteration(start, _total_steps(loaded), recipe.train.exit_interval),
         processes=processes(loaded),
         device=recipe.runtime.device or "gpu",
         tokens_per_step=_sizes(loaded).tokens_per_step,
     )
+
+
+def _parents_step(loaded: Loaded, run: RunDir) -> int:
+    """The step of the run that a first start goes on from, where it takes its count over."""
+    checkpoint = loaded.recipe.checkpoint
+    if checkpoint.from_run is None or checkpoint.finetune or loaded.recipe.moe.use_upcycling:
+        return 0
+    return checkpointed_step(run_dir(run.path.parents[1], checkpoint.from_run))
 
 
 def _sizes(loaded: Loaded) -> Sizes:

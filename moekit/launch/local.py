@@ -170,7 +170,7 @@ def _say_start(plan: Plan, display: Display) -> None:
         display.fact("needs", f"about {needed_gib:.0f} GiB of memory, {needs.DISK_GIB:.0f} GiB of disk")
         if warning := needs.memory_warning(plan.loaded):
             display.fact("warning", warning)
-    if plan.start:
+    if plan.resumes:
         display.fact("resume", f"from the checkpoint of iteration {plan.start}, as attempt {plan.attempt}")
     elif plan.attempt > 1:
         display.fact("restart", f"from the beginning, as attempt {plan.attempt}: the last one left no checkpoint")
