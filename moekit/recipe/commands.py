@@ -95,11 +95,12 @@ def flags(
 ) -> None:
     """Print Megatron's arguments for a recipe, an option a line, quoted for a shell."""
     from moekit.launch.cluster import find_cluster
-    from moekit.launch.rundir import run_arguments
+    from moekit.launch.rundir import run_arguments, run_dir
     from moekit.megatron.flags import argv
 
     loaded = checked(recipe, cluster := find_cluster(profile))
-    arguments = run_arguments(loaded.recipe, name or loaded.name, cluster.shared_root, resume=resume)
+    name = run_dir(cluster.shared_root, name or loaded.name).path.name
+    arguments = run_arguments(loaded.recipe, name, cluster.shared_root, resume=resume)
     if as_json:
         print(json.dumps(argv(arguments), indent=1))
         return

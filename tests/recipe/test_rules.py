@@ -82,7 +82,11 @@ BROKEN = [
     ("recompute_is_said_whole", DENSE, "memory: {recompute_method: null}"),
     ("recompute_is_said_whole", DENSE, "memory: {recompute_granularity: selective, recompute_method: null}"),
     ("fused_cross_entropy_runs", DENSE, "memory: {cross_entropy_fusion_impl: te}"),
-    ("fused_cross_entropy_runs", DENSE, "precision: {deterministic_mode: true}"),
+    (
+        "fused_cross_entropy_runs",
+        DENSE,
+        "precision: {deterministic_mode: true}\nruntime: {environment: {NVTE_ALLOW_NONDETERMINISTIC_ALGO: null}}",
+    ),
     ("learning_rate_is_given", DENSE, "schedule: {lr: null}"),
     ("learning_rates_are_ordered", DENSE, "schedule: {min_lr: 6e-4}"),
     ("wsd_has_a_decay", DENSE, "schedule: {wsd_decay_iters: null}"),
@@ -106,7 +110,25 @@ BROKEN = [
     ("a_parent_is_the_name_of_a_run", DENSE, "checkpoint: {from_run: a/b}"),
     ("a_parent_is_the_name_of_a_run", DENSE, "checkpoint: {from_run: ..}"),
     ("upcycling_begins_from_a_run", MOE, "moe: {use_upcycling: true}"),
-    ("a_profile_has_steps", DENSE, "profile: {step_start: 10, step_end: 10}"),
+    (
+        "determinism_has_its_environment",
+        DENSE,
+        "precision: {deterministic_mode: true}\nmemory: {cross_entropy_loss_fusion: null, cross_entropy_fusion_impl: null}",
+    ),
+    ("validation_has_data", DENSE, "train: {eval_iters: 10}"),
+    ("fields_have_what_they_work_with", DENSE, "precision: {fp8_recipe: blockwise}"),
+    ("fields_have_what_they_work_with", MOE, "balance: {bias_update_rate: 1e-3}"),
+    ("one_length", DENSE, "train: {iters: null, samples: 2441216}\nschedule: {decay_style: cosine}"),
+    ("groups_of_experts_fit", MOE, "router: {num_groups: 8}"),
+    ("groups_of_experts_fit", MOE, "router: {num_groups: 8, group_topk: 4, topk: 2}"),
+    ("each_balancing_loss_has_a_coefficient", MOE, "balance: null"),
+    (
+        "upcycling_begins_from_a_run",
+        MOE,
+        "moe: {use_upcycling: true, upcycling_granularity: 8}\n"
+        "checkpoint: {from_run: dense_save, save: true, save_interval: 9}",
+    ),
+    ("a_profile_has_steps", DENSE, "profile: {enabled: true, step_start: 10, step_end: 10}"),
     ("variables_can_be_set", DENSE, "runtime: {environment: {SLURM_JOB_ID: 1}}"),
     ("variables_can_be_set", DENSE, "runtime: {secrets: ['A; touch p']}"),
 ]
@@ -116,7 +138,11 @@ FINE = [
     (DENSE, "parallel: {pipeline_model: 2, pipeline_model_layout: 'Et*8|t*8L'}"),
     (DENSE, "parallel: {tensor_model: 2}"),
     (DENSE, "parallel: {gpus: 4}"),
-    (DENSE, "train: {iters: null, samples: 2441216}\nschedule: {decay_style: cosine, warmup_iters: 0}"),
+    (
+        DENSE,
+        "train: {iters: null, samples: 2441216}\nschedule: {decay_style: cosine, decay_iters: null, "
+        "wsd_decay_iters: null, warmup_iters: null, warmup_samples: 2048}",
+    ),
     (MOE, "parallel: {tensor_model: 2, sequence: true}"),
     (MOE, "moe: {layer_freq: '([0]*1+[1]*15)'}"),
     (MOE, "router: {topk: 1, pre_softmax: true}"),
@@ -130,7 +156,7 @@ FINE = [
     (MOE, "moe: {pad_expert_input_to_capacity: true, expert_capacity_factor: 1.0}"),
     (MOE, "memory: {recompute_granularity: selective, recompute_method: null, recompute_num_layers: null}"),
     (MOE, "checkpoint: {save: true, save_interval: 10}\nmonitor: {tokens_per_expert_interval: 10}"),
-    (MOE, "profile: {step_start: 10, step_end: 12}"),
+    (MOE, "profile: {enabled: true, step_start: 10, step_end: 12}"),
 ]
 
 

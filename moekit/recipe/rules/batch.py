@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
+from moekit.problems import shortened
 from moekit.recipe.rules.violation import Rule, Target, Violation
 from moekit.recipe.schema import Recipe
 from moekit.recipe.sizes import sizes
@@ -24,7 +26,7 @@ def batch_is_given(recipe: Recipe, target: Target) -> Iterator[Violation]:
 def micro_batches_fill_the_global_batch(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """Stops at validate, worded as a fault of evaluation. Source: megatron/training/arguments.py:695."""
     size = sizes(recipe)
-    if size is None or size.world % size.model_ranks or recipe.train.rampup_batch_size:
+    if size is None or size.world % size.model_ranks:
         return
     together = size.micro_batch_seqs * size.data
     if size.global_batch_seqs % together:
@@ -37,12 +39,23 @@ def micro_batches_fill_the_global_batch(recipe: Recipe, target: Target) -> Itera
 
 
 def one_length(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Both stop at validate (megatron/training/arguments.py:1240); neither trains nothing and ends well."""
+    """Both stop at validate (megatron/training/arguments.py:1240), neither when the schedule is made.
+
+    Their fields exclude each other too: one run counts in iterations or in samples (arguments.py:1240-1258).
+    """
     iters, samples = recipe.train.iters, recipe.train.samples
     if iters and samples:
         yield Violation(("train.samples", "train.iters"), "`train.iters` and `train.samples` exclude each other")
     if not iters and not samples:
         yield Violation(("train.iters",), "`train.iters` is missing", "optimizer steps of the full token budget")
+    unit, other = ("samples", "iters") if samples and not iters else ("iters", "samples")
+    for name in (f"{part}_{other}" for part in ("decay", "wsd_decay", "warmup")):
+        if getattr(recipe.schedule, name):
+            yield Violation(
+                (f"schedule.{name}", f"train.{unit}"),
+                f"`schedule.{name}` has no meaning beside `train.{unit}`",
+                f"use `{name.replace(other, unit)}`, and unset this one with `null`",
+            )
 
 
 def evaluation_has_an_interval(recipe: Recipe, target: Target) -> Iterator[Violation]:
@@ -151,6 +164,51 @@ def fused_cross_entropy_runs(recipe: Recipe, target: Target) -> Iterator[Violati
         )
 
 
+def determinism_has_its_environment(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Stops at validate. Source: megatron/training/determinism.py:24, 40-50, 85-99; handbook 2.5."""
+    if not recipe.precision.deterministic_mode:
+        return
+    for variable, accepted in DETERMINISTIC.items():
+        value = (recipe.runtime.environment or {}).get(variable)
+        words = value.split(",") if value and variable == "NCCL_ALGO" else [value]
+        if value is not None and not {*words} <= {*accepted}:
+            yield Violation(
+                (f"runtime.environment.{variable}", "precision.deterministic_mode"),
+                f"`precision.deterministic_mode` refuses {variable}={shortened(value)}",
+                f"unset it with `null`: Megatron sets it to {accepted[0]} itself",
+            )
+    if recipe.overlap.tp_comm_overlap:
+        yield Violation(
+            ("overlap.tp_comm_overlap", "precision.deterministic_mode"),
+            "`precision.deterministic_mode` excludes `overlap.tp_comm_overlap`",
+        )
+
+
+DETERMINISTIC = {
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ("0",),
+    "NCCL_ALGO": ("Ring", "CollnetDirect", "CollnetChain", "^NVLS"),
+    "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"),
+}
+"""What deterministic mode takes of a variable that is set, Megatron's own choice first."""
+
+
+def validation_has_data(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """The first validation stops the run, hours in. Source: megatron/training/training.py:4584, 4673."""
+    shares = [part.strip() for part in (recipe.data.split or "").split(",")]
+    if not recipe.data.name or len(shares) < 2 or not re.fullmatch(r"0*(\.0*)?", shares[1]):
+        return
+    if (
+        recipe.train.eval_iters
+        and recipe.train.eval_interval
+        and recipe.train.eval_interval <= (recipe.train.iters or 0)
+    ):
+        yield Violation(
+            ("data.split", "train.eval_iters"),
+            f"`data.split: {recipe.data.split}` leaves validation nothing, and `train.eval_iters` asks for it",
+            "give the second share some documents, or set `eval_iters: 0`",
+        )
+
+
 RULES: tuple[Rule, ...] = (
     batch_is_given,
     micro_batches_fill_the_global_batch,
@@ -162,4 +220,6 @@ RULES: tuple[Rule, ...] = (
     fp8_fits_the_gpu,
     recompute_is_said_whole,
     fused_cross_entropy_runs,
+    determinism_has_its_environment,
+    validation_has_data,
 )

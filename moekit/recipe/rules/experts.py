@@ -15,7 +15,7 @@ AUX_LOSSES = ("aux_loss", "seq_aux_loss", "global_aux_loss")
 def dense_models_say_nothing_of_experts(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """Most such fields are ignored and a dense model is trained; never noticed, but for the experts' width at config.
 
-    Source: megatron/core/transformer/transformer_config.py:1544.
+    Source: megatron/core/transformer/transformer_config.py:1552.
     """
     if recipe.moe.num_experts is not None:
         return
@@ -123,6 +123,13 @@ def each_balancing_loss_has_a_coefficient(recipe: Recipe, target: Target) -> Ite
             f"`balance.aux_loss_coeff` has {len(coefficients)} values for one balancing method",
             "give one value, or a list of methods",
         )
+    elif recipe.moe.num_experts and not types and not any(coefficients) and not recipe.balance.enable_expert_bias:
+        yield Violation(
+            ("balance.type", "moe.num_experts"),
+            "nothing balances the experts: Megatron's own aux loss has weight 0",
+            "the first MoE uses `type: aux_loss` with `aux_loss_coeff: 1e-3` (handbook 2.5); `type: none` means it",
+            "warning",
+        )
     elif len(types) == 1 and types[0] in AUX_LOSSES and not any(coefficients):
         yield Violation(
             ("balance.type", "balance.aux_loss_coeff"),
@@ -184,6 +191,15 @@ def groups_of_experts_fit(recipe: Recipe, target: Target) -> Iterator[Violation]
     groups, chosen = router.num_groups, router.group_topk
     if chosen and not groups:
         yield Violation(("router.group_topk",), "`router.group_topk` needs `router.num_groups`")
+    elif groups and not chosen:
+        yield Violation(
+            ("router.num_groups", "router.group_topk"), "`router.num_groups` does nothing without `router.group_topk`"
+        )
+    elif chosen and router.topk and router.topk < chosen:
+        yield Violation(
+            ("router.group_topk", "router.topk"),
+            f"router.topk = {router.topk} is below router.group_topk = {chosen}: no score would choose the groups",
+        )
     elif groups and experts and experts % groups:
         yield Violation(
             ("router.num_groups", "moe.num_experts"), f"{experts} experts cannot be put into {groups} equal groups"

@@ -93,21 +93,38 @@ def a_parent_is_the_name_of_a_run(recipe: Recipe, target: Target) -> Iterator[Vi
 def upcycling_begins_from_a_run(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """Experts then begin at random and the dense training is lost; never noticed. Source: handbook 3.6.
 
-    With it, the load fails when the model is built: a TypeError
-    (megatron/training/training.py, `setup_model_and_optimizer`).
+    Without `--save` Megatron stops at validate (megatron/training/arguments.py:1783). With other widths than the dense
+    run's the load fails when the model is built. And for two reasons of 0.19.2 and of the handbook's commit it always
+    fails there (megatron/training/training.py:2040-2050 and 2159-2180; handbook 2.5).
     """
-    if recipe.moe.use_upcycling and not recipe.checkpoint.from_run:
+    moe, model = recipe.moe, recipe.model
+    if not moe.use_upcycling:
+        return
+    if not recipe.checkpoint.from_run:
         yield Violation(
             ("moe.use_upcycling", "checkpoint.from_run"),
             "`moe.use_upcycling` needs `checkpoint.from_run`, the dense run whose layers become experts",
         )
-    elif recipe.moe.use_upcycling:
+    if not recipe.checkpoint.save:
         yield Violation(
-            ("moe.use_upcycling",),
-            f"Megatron {recipe.megatron.version} fails while it upcycles: it hands its loader a wrong argument name",
-            "launch it with a checkout in which `load_checkpoint` is called with `ddp_model` (handbook 2.5, 3.6)",
-            "warning",
+            ("moe.use_upcycling", "checkpoint.save"),
+            "`moe.use_upcycling` needs `checkpoint.save`: the converted model is saved at once",
         )
+    if moe.ffn_hidden_size and model.ffn_hidden_size and moe.ffn_hidden_size != model.ffn_hidden_size:
+        granularity = moe.upcycling_granularity or 1
+        yield Violation(
+            ("model.ffn_hidden_size", "moe.ffn_hidden_size", "moe.upcycling_granularity"),
+            f"while upcycling, model.ffn_hidden_size = {model.ffn_hidden_size} must be an expert's width: Megatron "
+            f"takes the dense layers to be {granularity} times as wide",
+            f"use {moe.ffn_hidden_size}, for dense layers of {moe.ffn_hidden_size * granularity}",
+        )
+    yield Violation(
+        ("moe.use_upcycling",),
+        f"Megatron {recipe.megatron.version} fails while it upcycles: it hands its loader a wrong argument name, and "
+        "builds the dense model from the MoE's configuration",
+        "launch it with a checkout that has both mended (handbook 2.5, 3.6)",
+        "warning",
+    )
 
 
 def a_profile_has_steps(recipe: Recipe, target: Target) -> Iterator[Violation]:

@@ -9,7 +9,7 @@ from moekit.recipe.schema import Recipe
 
 
 def learning_rate_is_given(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """A TypeError on `None`, at validate. Source: megatron/training/arguments.py:1320."""
+    """A TypeError on `None`, when the schedule is made. Source: megatron/core/optimizer_param_scheduler.py:148."""
     if recipe.schedule.lr is None:
         yield Violation(("schedule.lr",), "`schedule.lr` is missing")
 
