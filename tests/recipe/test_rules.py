@@ -113,8 +113,17 @@ BROKEN = [
     (
         "determinism_has_its_environment",
         DENSE,
-        "precision: {deterministic_mode: true}\nmemory: {cross_entropy_loss_fusion: null, cross_entropy_fusion_impl: null}",
+        "precision: {deterministic_mode: true}\n"
+        "memory: {cross_entropy_loss_fusion: null, cross_entropy_fusion_impl: null}",
     ),
+    ("padding_is_for_quantization", MOE, "router: {padding_for_quantization: true}"),
+    (
+        "padding_is_for_quantization",
+        MOE,
+        "router: {padding_for_quantization: true}\nmoe: {dispatcher: allgather}\n"
+        "precision: {fp8_format: e4m3, fp8_recipe: blockwise}",
+    ),
+    ("recompute_is_said_whole", DENSE, "memory: {recompute_num_layers: null}"),
     ("validation_has_data", DENSE, "train: {eval_iters: 10}"),
     ("fields_have_what_they_work_with", DENSE, "precision: {fp8_recipe: blockwise}"),
     ("fields_have_what_they_work_with", MOE, "balance: {bias_update_rate: 1e-3}"),

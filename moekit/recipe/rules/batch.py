@@ -129,15 +129,33 @@ def fp8_fits_the_gpu(recipe: Recipe, target: Target) -> Iterator[Violation]:
         yield Violation(("precision.fp4_format",), f"FP4 needs Blackwell; {target.name} has {target.gpu}")
 
 
+def padding_is_for_quantization(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Stops at config. Source: megatron/core/transformer/transformer_config.py:2318-2323."""
+    if not recipe.router.padding_for_quantization:
+        return
+    if not (recipe.precision.fp8_format or recipe.precision.fp4_format):
+        yield Violation(
+            ("router.padding_for_quantization", "precision.fp8_format"),
+            "`router.padding_for_quantization` needs `precision.fp8_format` or `precision.fp4_format`",
+            "unset it with `null` where nothing is quantized",
+        )
+    if recipe.moe.dispatcher in (None, "allgather"):
+        yield Violation(
+            ("router.padding_for_quantization", "moe.dispatcher"),
+            "`router.padding_for_quantization` needs `moe.dispatcher` alltoall or flex",
+        )
+
+
 def recompute_is_said_whole(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """Stops at config. Source: megatron/core/transformer/transformer_config.py:1739-1754."""
     memory = recipe.memory
-    if memory.recompute_granularity == "full" and not memory.recompute_method:
-        yield Violation(
-            ("memory.recompute_granularity", "memory.recompute_method"),
-            "`recompute_granularity: full` needs `memory.recompute_method`",
-            "the dense baseline uses `uniform` with `recompute_num_layers: 1` (handbook 2.4)",
-        )
+    for name in ("recompute_method", "recompute_num_layers"):
+        if memory.recompute_granularity == "full" and not getattr(memory, name):
+            yield Violation(
+                ("memory.recompute_granularity", f"memory.{name}"),
+                f"`recompute_granularity: full` needs `memory.{name}`",
+                "the dense baseline uses `uniform` with `recompute_num_layers: 1` (handbook 2.4)",
+            )
     if memory.recompute_granularity == "selective" and (memory.recompute_num_layers or memory.recompute_method):
         name = "recompute_num_layers" if memory.recompute_num_layers else "recompute_method"
         yield Violation(
@@ -218,6 +236,7 @@ RULES: tuple[Rule, ...] = (
     tokenizer_is_complete,
     one_number_format,
     fp8_fits_the_gpu,
+    padding_is_for_quantization,
     recompute_is_said_whole,
     fused_cross_entropy_runs,
     determinism_has_its_environment,
