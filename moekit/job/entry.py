@@ -44,7 +44,7 @@ def train(folder: Path, rank: int) -> None:
     import wandb_face  # type: ignore[import-not-found]
 
     face = wandb_face.install(folder / "metrics.jsonl")
-    exits.record_sigterm(folder / "exit" / f"rank{rank}.json", before=face.flush)
+    exits.record_sigterm(folder / "exit" / f"rank{rank}.json", after=face.flush_unless_busy)
     checkout = os.environ.get("MOEKIT_MEGATRON")
     installed = [*install(checkout), wandb_face.INSTALLED]
     if rank == 0:

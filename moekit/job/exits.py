@@ -46,8 +46,8 @@ def run_recorded(program: Callable[[], object], path: Path) -> None:
     record(path, 0, "ok")
 
 
-def record_sigterm(path: Path, before: Callable[[], object]) -> None:
-    """On SIGTERM (torchrun stopping the ranks, Slurm preempting the job) call `before`, record, and end at once.
+def record_sigterm(path: Path, after: Callable[[], object]) -> None:
+    """On SIGTERM (torchrun stopping the ranks, Slurm preempting the job) record, call `after`, and end at once.
 
     A thread does it, woken by the signal's wakeup descriptor: the main thread may be waiting in a collective for a rank
     that is gone, and would not reach a Python handler before torchrun's SIGKILL. Where Megatron installs a handler of
@@ -62,10 +62,12 @@ def record_sigterm(path: Path, before: Callable[[], object]) -> None:
     def wait() -> None:
         while True:
             if signal.SIGTERM in os.read(read_end, 64) and signal.getsignal(signal.SIGTERM) is ours:
-                before()
-                if not path.exists():  # else it had ended by itself and was on its way out
-                    record(path, 128 + signal.SIGTERM, "SIGTERM")
-                os._exit(128 + signal.SIGTERM)
+                try:
+                    if not path.exists():  # else it had ended by itself and was on its way out
+                        record(path, 128 + signal.SIGTERM, "SIGTERM")
+                    after()
+                finally:
+                    os._exit(128 + signal.SIGTERM)
 
     def forget() -> None:
         """In a forked child (a data loader's worker): its SIGTERM is its own."""

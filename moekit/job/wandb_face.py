@@ -190,6 +190,12 @@ class WandbFace(types.ModuleType):
         if metrics:
             self._write({"step": self._step, "time": self._first_time, "metrics": metrics})
 
+    def flush_unless_busy(self, wait_s: float = 1.0) -> None:
+        """`flush`, unless the training is inside a call for `wait_s` seconds: reading a value may wait for the GPU."""
+        if self._lock.acquire(timeout=wait_s):
+            self.flush()
+            self._lock.release()
+
     @guarded
     def finish(self, *_: Any, **__: Any) -> None:
         """Write what is left and say that the run came to its end; a second call does nothing."""

@@ -66,9 +66,12 @@ def test_every_ending_is_recorded_and_kept(
 )
 def test_sigterm_ends_a_rank_at_once_with_a_record(tmp_path: Path, waiting: str) -> None:
     path = tmp_path / "exit" / "rank0.json"
-    before = tmp_path / "flushed"
+    seen = tmp_path / "seen"
     script = f"""
-exits.record_sigterm(path, before=pathlib.Path({str(before)!r}).touch)
+def after():
+    pathlib.Path({str(seen)!r}).write_text(path.read_text())
+    1 / 0
+exits.record_sigterm(path, after)
 print("ready", flush=True)
 {waiting}
 """
@@ -78,14 +81,14 @@ print("ready", flush=True)
     process.terminate()
     assert process.wait(timeout=30) == 143
     assert record_of(path) == {"code": 143, "reason": "SIGTERM"}
-    assert before.exists()
+    assert json.loads(seen.read_text())["reason"] == "SIGTERM"  # written before anything that may take its time
 
 
 def test_sigterm_after_the_end_does_not_hide_it(tmp_path: Path) -> None:
     path = tmp_path / "exit" / "rank0.json"
     script = """
 import atexit
-exits.record_sigterm(path, before=lambda: None)
+exits.record_sigterm(path, after=lambda: None)
 atexit.register(time.sleep, 60)  # an interpreter that takes its time
 atexit.register(os.kill, os.getpid(), signal.SIGTERM)
 exits.run_recorded(lambda: 1 / 0, path)
@@ -106,7 +109,7 @@ def test_a_record_of_an_earlier_start_is_not_kept(tmp_path: Path) -> None:
 def test_sigterm_of_a_forked_worker_is_its_own(tmp_path: Path) -> None:
     path = tmp_path / "exit" / "rank0.json"
     script = """
-exits.record_sigterm(path, before=lambda: None)
+exits.record_sigterm(path, after=lambda: None)
 worker = os.fork()
 if not worker:
     time.sleep(60)
@@ -123,7 +126,7 @@ print("alive")
 def test_a_handler_that_megatron_installs_decides(tmp_path: Path) -> None:
     path = tmp_path / "exit" / "rank0.json"
     script = """
-exits.record_sigterm(path, before=lambda: None)
+exits.record_sigterm(path, after=lambda: None)
 signal.signal(signal.SIGTERM, lambda *_: print("megatron's"))
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(1)

@@ -283,6 +283,38 @@ face.log({{"x": 1}}, 2)
     assert not any(line.get("event") == "finish" for line in lines(path))
 
 
+def test_sigterm_does_not_wait_for_a_value_that_is_being_read(path: Path) -> None:
+    script = f"""
+import pathlib, time
+from moekit.job import exits
+from moekit.job.wandb_face import WandbFace
+class Stuck:  # a GPU's scalar behind a collective that no one joins
+    device = type("Device", (), {{"type": "cpu"}})
+    def numel(self):
+        return 1
+    def item(self):
+        print("ready", flush=True)
+        time.sleep(60)
+face = WandbFace(pathlib.Path({str(path)!r}))
+face.init()
+face.log({{"x": 1}}, 1)
+exits.record_sigterm(pathlib.Path({str(path.with_name("rank0.json"))!r}), face.flush_unless_busy)
+face.log({{"y": Stuck()}}, 1)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.terminate()
+    assert process.wait(timeout=10) == 128 + signal.SIGTERM
+    assert json.loads(path.with_name("rank0.json").read_text())["reason"] == "SIGTERM"
+
+
+def test_a_flush_that_need_not_wait_is_done(face: WandbFace, path: Path) -> None:
+    face.log({"x": 1}, 1)
+    face.flush_unless_busy()
+    assert steps(path) == {1: {"x": 1}}
+
+
 def test_it_costs_far_less_than_a_millisecond_a_step(face: WandbFace) -> None:
     loss = torch.tensor(1.0)
     begin = time.process_time()
