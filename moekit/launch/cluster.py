@@ -118,6 +118,8 @@ def _problems(cluster: Cluster, source: Source) -> Iterator[Problem]:
         value = getattr(cluster, name)
         if value is not None and (name != "image" or value.startswith(("/", "."))):
             yield from _path_problem(name, value, source)
+    if re.search(r"\s", cluster.python):
+        yield Problem(source.where("python"), f"`python` is `{cluster.python}`: one program, without arguments")
     yield from _mount_problems(cluster, source)
     for folder in cluster.library_path or ():
         if not folder.startswith("/") or ":" in folder:

@@ -86,14 +86,14 @@ def _data(draft: Draft, said: Said) -> None:
         return
     weighted = len(texts) % 2 == 0 and all(_NUMBER.fullmatch(text) for text in texts[::2])
     prefixes = [PurePosixPath(text) for text in (texts[1::2] if weighted else texts)]
-    was, place = f"was {' '.join(texts)}", said.words[0].place
-    draft.say("data.name", place, [_folder(str(prefixes[0]))], comment=was)
-    if not weighted and len({prefix.parent for prefix in prefixes}) == 1:
-        draft.say("data.shards", place, [prefix.name for prefix in prefixes])
-    else:
-        draft.leave_out(
-            spelled(said.words), place, "list it in the `data-args.txt` of the data set that `data.name` names"
-        )
+    place = said.words[0].place
+    if weighted or len({prefix.parent for prefix in prefixes}) > 1:
+        # Not named after its first part: a recipe that passed would train on other data.
+        why = "a blend is a data set of its own: list it in its `data-args.txt`, and say its `data.name`"
+        draft.leave_out(spelled(said.words), place, why)
+        return
+    draft.say("data.name", place, [_folder(str(prefixes[0]))], comment=f"was {' '.join(texts)}")
+    draft.say("data.shards", place, [prefix.name for prefix in prefixes])
 
 
 def _folder(path: str) -> str:

@@ -52,6 +52,7 @@ def test_a_profile_needs_only_what_cannot_be_guessed(tmp_path: Path) -> None:
         ({"shared_root": None}, ":1: `shared_root` is missing"),
         ({"shared_root": "null"}, ":6: `shared_root` is missing"),
         ({"shared_root": "runs"}, f":6: `shared_root` must be an absolute path, not `runs`{FIND_IT}"),
+        ({"python": "python3 -X dev"}, ":7: `python` is `python3 -X dev`: one program, without arguments"),
         ({"shared_root": "/a b"}, ":6: `shared_root` has a ` `, which no mount carries: `/a b`"),
         ({"gpu": "h1000"}, ":3: `gpu` must be one of a100, h100, h200, b200, gb200, b300, gb300, not `h1000`"
          "\n    hint: did you mean `h100`?"),

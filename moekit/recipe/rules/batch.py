@@ -76,7 +76,8 @@ def data_is_named_or_mocked(recipe: Recipe, target: Target) -> Iterator[Violatio
     data = recipe.data
     if data.name and data.mock_data:
         yield Violation(("data.mock_data", "data.name"), "`data.name` and `data.mock_data` exclude each other")
-    if not data.name and not data.mock_data:
+    said_by_extra = {"--train-data-path", "--per-split-data-args-path"} & {*(recipe.megatron.extra or ())}
+    if not data.name and not data.mock_data and not said_by_extra:
         yield Violation(("data.name",), "`data.name` is missing", "name a data set, or say `mock_data: true`")
     if data.shards and not data.name:
         yield Violation(("data.shards",), "`data.shards` needs `data.name`, the data set they are of")
@@ -98,7 +99,7 @@ def tokenizer_is_complete(recipe: Recipe, target: Target) -> Iterator[Violation]
             yield Violation(
                 ("data.tokenizer", "data.tokenizer_type"), "`data.tokenizer` has no meaning with `NullTokenizer`"
             )
-    elif not data.tokenizer:
+    elif not data.tokenizer and "--vocab-file" not in (recipe.megatron.extra or ()):
         yield Violation(("data.tokenizer", "data.tokenizer_type"), f"`{data.tokenizer_type}` needs `data.tokenizer`")
 
 
