@@ -68,16 +68,10 @@ def json_float(value: float) -> float | str:
 
 
 def number(value: Any) -> Any:
-    """The number in `value`, None where it holds no single one; a GPU's tensor is copied there, to be read later."""
-    if isinstance(value, (bool, int, float)):
-        return value
-    if getattr(value, "numel", None) and value.numel() == 1 and value.device.type != "cpu":
-        return value.detach().clone()  # Megatron may reuse its buffer; reading it now would wait for the GPU
-    return read(value)
+    """The number in `value` (a tensor or NumPy value of one element holds one), or None.
 
-
-def read(value: Any) -> Any:
-    """The number in a tensor or NumPy value of one element, or None."""
+    A GPU's tensor is waited for; Megatron has done so just before, in TensorBoard's `add_scalar` of the same tensor.
+    """
     if isinstance(value, (bool, int, float)):
         return value
     count = value.numel() if hasattr(value, "numel") else getattr(value, "size", 0)
@@ -186,7 +180,7 @@ class WandbFace(types.ModuleType):
     def flush(self) -> None:
         """Write the step that is being collected."""
         values, self._values = self._values, {}
-        metrics = {name: json_float(read(value)) for name, value in values.items()}
+        metrics = {name: json_float(value) for name, value in values.items()}
         if metrics:
             self._write({"step": self._step, "time": self._first_time, "metrics": metrics})
 
@@ -228,9 +222,7 @@ class WandbFace(types.ModuleType):
         while self._file is not None:
             time.sleep(1.0)
             with self._lock:
-                quiet = time.monotonic() - self._last_call >= QUIET_SECONDS
-                # A GPU's values wait for the training's own thread: reading them here could break a graph capture.
-                if quiet and all(isinstance(value, (bool, int, float)) for value in self._values.values()):
+                if time.monotonic() - self._last_call >= QUIET_SECONDS:
                     self.flush()
 
     def _take_memory_of_tensorboard(self) -> None:
