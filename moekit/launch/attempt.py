@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from dataclasses import dataclass
 
 from moekit.job.hooks import end_iteration
@@ -122,21 +123,35 @@ def watch(plan: Plan, lock: int, display: Display) -> Follow:
         display.moving("Megatron is starting", plan.end),
         guarded(plan.command, plan.run.path, env, folder.train_log, lock) as process,
     ):
+        showing = True
         try:
             while process.poll() is None:
-                _show(follow, plan, display)
+                showing = showing and _show(follow, plan, display)
                 time.sleep(_POLL_S)
         except KeyboardInterrupt:
             display.move("stopping", follow.step, None)
             raise
-    _show(follow, plan, display)
+    if showing:
+        _show(follow, plan, display)
     return follow
 
 
-def _show(follow: Follow, plan: Plan, display: Display) -> None:
-    """Print the rows that are new, and bring the moving line up to date."""
-    for row in follow.poll():
-        display.row(row, plan.end)
-    if follow.step:
-        text = f"iteration {follow.step} of {plan.end}" if follow.step < plan.end else "saving and validating"
-        display.move(text, follow.step, follow.left_s)
+def _show(follow: Follow, plan: Plan, display: Display) -> bool:
+    """Print the rows that are new, and bring the moving line up to date; False where that fails, once and for all.
+
+    Training goes on without being shown: no fault of ours in reading its files may end it.
+    """
+    try:
+        rows = follow.poll()
+        while follow.problems:
+            display.fact("MaxVio", f"not shown: {follow.problems.pop(0).what}")
+        for row in rows:
+            display.row(row, plan.end)
+        if follow.step:
+            text = f"iteration {follow.step} of {plan.end}" if follow.step < plan.end else "saving and validating"
+            display.move(text, follow.step, follow.left_s)
+    except Exception:
+        traceback.print_exc()
+        display.say("training goes on, though it can no longer be shown here", "yellow")
+        return False
+    return True

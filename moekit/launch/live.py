@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
-from moekit.watch.counts import RankLayout, TokensPerExpertReader, max_vio
+from moekit.problems import MoekitError, Problem
+from moekit.watch.counts import IntervalCounts, RankLayout, TokensPerExpertReader, max_vio
 from moekit.watch.metrics import MetricsReader, Step
 
 MOST_ROWS = 60
@@ -57,6 +58,7 @@ class Follow:
         self._every = every
         self._reader = MetricsReader(run_dir)
         self._counts: TokensPerExpertReader | None = None
+        self._counts_refused = False
         self._window: list[Step] = []
         self._before: Step | None = None
         self._max_vio: dict[int, float] = {}
@@ -65,6 +67,8 @@ class Follow:
         """The last step read."""
         self.validation_loss: float | None = None
         """In nats, once the run has validated."""
+        self.problems: list[Problem] = []
+        """Why there is no MaxVio, until it has been said."""
 
     @property
     def left_s(self) -> float | None:
@@ -105,15 +109,24 @@ class Follow:
         )
 
     def _read_counts(self) -> None:
-        if self._counts is None:
-            layout = RankLayout.from_args(self._reader.configs.get(self._attempt, {}))
-            if layout is None:
-                return
-            self._counts = TokensPerExpertReader(self._run_dir / "checkpoints" / "tokens_per_expert", layout)
-        for interval in self._counts.poll():
+        for interval in self._new_counts():
             layers = [vio for counts in interval.layers.values() if (vio := max_vio(counts)) is not None]
-            if layers:
+            if layers and interval.coverage.complete:
                 self._max_vio[interval.iteration] = fmean(layers)
+
+    def _new_counts(self) -> list[IntervalCounts]:
+        """None of a dense run, nor of one whose counts cannot be read."""
+        try:
+            if self._counts is None and not self._counts_refused:
+                layout = RankLayout.from_args(self._reader.configs.get(self._attempt, {}))
+                if layout is not None:
+                    folder = self._run_dir / "checkpoints" / "tokens_per_expert"
+                    self._counts = TokensPerExpertReader(folder, layout)
+            return self._counts.poll() if self._counts is not None else []
+        except MoekitError as refused:
+            self._counts, self._counts_refused = None, True
+            self.problems += refused.problems
+            return []
 
 
 def _mean(steps: list[Step], ending: str) -> float | None:

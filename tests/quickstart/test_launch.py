@@ -138,6 +138,14 @@ def test_a_killed_worker_fails_the_run(trained: Launched, launch: Launch) -> Non
     assert "finished at iteration 12 of 12, in 2 attempts" in again.text
 
 
+def test_pipeline_stages_train_without_max_vio(trained: Launched, launch: Launch) -> None:
+    stages = "train: {iters: 2}\nparallel: {pipeline_model: 2, expert_model: 1}\n"
+    launched = launch("stages", SMALL.replace("train: {iters: 12}\n", stages))
+    assert launched.wait() == 0, launched.text
+    assert launched.text.count("each pipeline stage numbers its own from 0") == 2  # in the display, in the summary
+    assert "finished at iteration 2 of 2" in launched.text
+
+
 def test_a_failure_names_its_first_cause(trained: Launched, launch: Launch) -> None:
     folder = data_dir(trained.run.path.parents[1], "gone")
     folder.mkdir()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from moekit.launch.attempt import Plan, watch
 from moekit.launch.live import MOST_ROWS, Display, Follow, Row, clock, rows_every
+from moekit.launch.rundir import RunDir
+from moekit.recipe.load import load
 
 CONFIG = {"world_size": 2, "expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1, "num_experts": 4}
 START = 1_000_000.0
@@ -56,6 +60,54 @@ def test_a_row_is_the_mean_of_its_interval(tmp_path: Path) -> None:
     assert row.max_vio == pytest.approx(1.0)  # 30 tokens where the mean is 15
     assert (row.tokens_per_s, row.left_s) == (50.0, 10.0)
     assert follow.poll() == []
+
+
+def test_counts_that_lack_a_layer_are_left_out(tmp_path: Path) -> None:
+    run, follow = Run(tmp_path), Follow(tmp_path, 1, 10, 100, 5)
+    with (run.counts / "rank0.jsonl").open("a") as file:  # rank 1 was killed before it wrote its own
+        for layer in (0, 1):
+            file.write(json.dumps({"iter": 4, "block": "decoder", "layer": layer, "tpe": [[9, 1]]}) + "\n")
+    with (run.counts / "rank1.jsonl").open("a") as file:
+        file.write(json.dumps({"iter": 4, "block": "decoder", "layer": 0, "tpe": [[9, 1]]}) + "\n")
+    for step in range(1, 6):
+        run.step(step, step * 2.0, lm_loss=1.0)
+    for step in range(5, 20):
+        run.count(step, [30, 10], [10, 10])
+        follow.poll()
+    assert 4 not in follow._max_vio
+    assert follow._max_vio[5] == pytest.approx(1.0)
+
+
+def test_a_layout_that_has_no_max_vio_is_said_once(tmp_path: Path) -> None:
+    run, follow = Run(tmp_path), Follow(tmp_path, 1, 10, 100, 1)
+    run.write({"event": "config", "config": {"pipeline_model_parallel_size": 2}, "time": START})
+    run.step(1, 1.0, lm_loss=1.0)
+    run.step(2, 2.0, lm_loss=2.0)
+    assert [(row.loss, row.max_vio) for row in follow.poll()] == [(1.0, None), (2.0, None)]
+    follow.poll()
+    (problem,) = follow.problems
+    assert "each pipeline stage numbers its own from 0" in problem.what
+
+
+def test_no_fault_in_showing_ends_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A real attempt in all but its program, which takes a second and says how it ended."""
+    run = RunDir(tmp_path / "runs" / "shown")
+    run.path.mkdir(parents=True)
+    loaded = load("quickstart")
+    plan = Plan(
+        loaded, run, run.new_attempt(), resumes=False, start=0, end=300, processes=1, device="cpu", tokens_per_step=1
+    )
+    program = "import time; time.sleep(1.2); print('came to its end')"
+    monkeypatch.setattr(Plan, "command", property(lambda _: [sys.executable, "-c", program]))
+    monkeypatch.setattr(Follow, "poll", lambda _: 1 / 0)
+    out = io.StringIO()
+    with (run.path / ".lock").open("w") as lock:
+        watch(plan, lock.fileno(), Display(True, Console(file=out, highlight=False)))
+    assert run.attempt(plan.attempt).train_log.read_text() == "came to its end\n"
+    assert out.getvalue() == "training goes on, though it can no longer be shown here\n"
+    assert capsys.readouterr().err.count("ZeroDivisionError") == 1
 
 
 def test_a_pause_for_a_checkpoint_is_no_step(tmp_path: Path) -> None:
