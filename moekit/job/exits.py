@@ -8,18 +8,31 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
+
+
+@contextmanager
+def no_failure_of_training(path: Path) -> Iterator[None]:
+    """Say that our own file `path` could not be written or removed, instead of raising."""
+    try:
+        yield
+    except OSError as failure:
+        text = f"{type(failure).__name__}: {failure}"
+        print(f"moekit: `{path}` is missing or of an earlier start: {text}", file=sys.stderr, flush=True)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` to `path` as a whole or not at all; folders are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write `value` to `path` as a whole or not at all; folders are made. A disk's failure is said, not raised."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value) + "\n")
-    temporary.replace(path)
+    with no_failure_of_training(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(value) + "\n")
+        temporary.replace(path)
 
 
 def record(path: Path, code: int, reason: str) -> None:
@@ -29,7 +42,8 @@ def record(path: Path, code: int, reason: str) -> None:
 
 def run_recorded(program: Callable[[], object], path: Path) -> None:
     """Run `program`, record its ending in `path`, and end as it did."""
-    path.unlink(missing_ok=True)
+    with no_failure_of_training(path):
+        path.unlink(missing_ok=True)
     try:
         program()
     except SystemExit as stop:

@@ -137,6 +137,17 @@ time.sleep(1)
     assert not path.exists()
 
 
+@pytest.mark.parametrize(("program", "process_code"), [("None", 0), ("sys.exit(16)", 16)])
+def test_a_record_that_cannot_be_written_changes_no_ending(tmp_path: Path, program: str, process_code: int) -> None:
+    (tmp_path / "exit").write_text("a file where the folder would be")
+    path = tmp_path / "exit" / "rank0.json"
+    process = start(f"exits.run_recorded(lambda: {program}, path)", path)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == process_code
+    begin = f"moekit: `{path}` is missing or of an earlier start: "
+    assert [line.split("Error: ")[0] for line in errors.splitlines()] == [f"{begin}NotADirectory", f"{begin}FileExists"]
+
+
 def test_a_record_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     from moekit.job import exits
 
