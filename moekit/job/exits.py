@@ -71,7 +71,8 @@ def record_sigterm(path: Path, after: Callable[[], object]) -> None:
     os.set_blocking(write_end, False)
 
     def ours(signum: int, frame: object) -> None:
-        """Does nothing; that it is a Python function makes the interpreter write to the descriptor."""
+        """Wake the thread, in case another descriptor (asyncio's) has taken the place of ours, which does it sooner."""
+        os.write(write_end, bytes([signum]))
 
     def wait() -> None:
         while True:
@@ -84,9 +85,10 @@ def record_sigterm(path: Path, after: Callable[[], object]) -> None:
                     os._exit(128 + signal.SIGTERM)
 
     def forget() -> None:
-        """In a forked child (a data loader's worker): its SIGTERM is its own."""
+        """In a forked child (a data loader's worker): its SIGTERM is its own, or that of Megatron's handler."""
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGTERM) is ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     signal.signal(signal.SIGTERM, ours)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)

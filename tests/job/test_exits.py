@@ -60,6 +60,7 @@ def test_every_ending_is_recorded_and_kept(
     "waiting",
     [
         "time.sleep(60)",
+        "signal.set_wakeup_fd(-1); time.sleep(60)",  # as after asyncio's event loop
         # A wait in C that no signal interrupts, as in a collective: the same mutex is locked twice.
         "mutex = ctypes.create_string_buffer(128); [ctypes.CDLL(None).pthread_mutex_lock(mutex) for _ in range(2)]",
     ],
@@ -121,6 +122,20 @@ print("alive")
     out, errors = start(script, path).communicate(timeout=60)
     assert out.split() == ["-15", "alive"], errors
     assert not path.exists()
+
+
+def test_a_forked_worker_keeps_the_handler_that_megatron_installs(tmp_path: Path) -> None:
+    script = """
+exits.record_sigterm(path, after=lambda: None)
+signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+worker = os.fork()
+if not worker:
+    time.sleep(60)
+os.kill(worker, signal.SIGTERM)
+print(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]))
+"""
+    out, errors = start(script, tmp_path / "rank0.json").communicate(timeout=60)
+    assert out == "7\n", errors
 
 
 def test_a_handler_that_megatron_installs_decides(tmp_path: Path) -> None:
