@@ -12,11 +12,15 @@ from functools import partial
 from typing import Any
 
 _LOADED = time.time()
+_REFUSED = (
+    *("sft", "fim_data", "per_dataset_sequences_path", "dataloader_inter_document_masking"),
+    *("hybrid_context_parallel", "logits_load_dir"),
+)
 _BATCH = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids")
 
 
 def main() -> None:
-    """Parse Megatron's arguments from `sys.argv` and train."""
+    """Parse Megatron's arguments from `sys.argv` and train; SystemExit for one that takes a checkout's script."""
     from megatron.core.enums import ModelType
     from megatron.training import inprocess_restart, pretrain, set_startup_timestamps
     from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
@@ -25,6 +29,9 @@ def main() -> None:
     set_startup_timestamps(program_start=_LOADED, main_entry=time.time())
     train, store = inprocess_restart.maybe_wrap_for_inprocess_restart(pretrain)
     args = parse_and_validate_args(args_defaults={"tokenizer_type": "GPT2BPETokenizer"})
+    if refused := [f"`--{name.replace('_', '-')}`" for name in _REFUSED if getattr(args, name, None)]:
+        what = f"{', '.join(refused)}: the installed megatron-core would ignore this"
+        raise SystemExit(f"{what}; a Megatron-LM checkout (MOEKIT_MEGATRON) runs it")
     config = pretrain_cfg_container_from_args(args, gpt_config_from_args(args))
     datasets.is_distributed = True  # type: ignore[attr-defined]  # every rank asks; `builds_data` decides
     train(

@@ -85,6 +85,25 @@ def test_a_checkout_runs_its_own_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.megatron
+def test_what_the_wheel_would_ignore_is_refused(tmp_path: Path) -> None:
+    ignored = ["--sft", "--per-dataset-sequences-path", "--dataloader-inter-document-masking", "--logits-load-dir"]
+    argv = [*TINY_MOE, "--train-iters", "1", *ignored[:2], "sequences.json", *ignored[2:], "logits"]
+    env = {"MOEKIT_ATTEMPT": "1", "MOEKIT_DEVICE": "cpu", "RANK": "0", "WORLD_SIZE": "1"}
+    done = subprocess.run(
+        [sys.executable, JOB / "entry.py", *argv],
+        cwd=tmp_path,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = f"{', '.join(f'`{name}`' for name in ignored)}: the installed megatron-core would ignore this"
+    assert done.stderr.splitlines()[-1] == f"{said}; a Megatron-LM checkout (MOEKIT_MEGATRON) runs it"
+    assert done.returncode == 1
+    assert json.loads((tmp_path / "attempts/1/exit/rank0.json").read_text())["reason"].startswith("SystemExit: `--sft`")
+
+
+@pytest.mark.megatron
 @pytest.mark.train
 def test_a_run_leaves_its_records(trained: Path) -> None:
     attempt = trained / "attempts" / "1"
