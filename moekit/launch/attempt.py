@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from moekit.job.hooks import end_iteration
 from moekit.launch.failure import ended_well
-from moekit.launch.live import LOSS, Display, Follow, rows_every
+from moekit.launch.live import Display, Follow, rows_every
 from moekit.launch.processes import environment, guarded, torchrun
 from moekit.launch.rundir import RunDir, run_dir
 from moekit.problems import error
 from moekit.recipe.load import Loaded
 from moekit.recipe.sizes import Sizes, sizes
-from moekit.watch.metrics import history
+from moekit.watch.metrics import MetricsReader, at_end, last_step
 
 _POLL_S = 0.5
 
@@ -91,17 +91,21 @@ def processes(loaded: Loaded) -> int:
 
 
 def is_finished(loaded: Loaded, run: RunDir) -> bool:
-    """Whether training came to its end: to the last step, or to one where `train.exit_interval` stops it.
+    """Whether the newest attempt came to the end of training: the last step, or one where `train.exit_interval` stops.
 
     That all processes ended well does not say so: Megatron also exits with 0 when a signal or a time limit stops it,
-    and when its data have nothing to train on.
+    and when its data have nothing to train on. A run that saves has its end's checkpoint then.
     """
-    numbers = run.numbers()
+    numbers, recipe = run.numbers(), loaded.recipe
     if not numbers or not ended_well(run.attempt(numbers[-1]).path, processes(loaded)):
         return False
-    last = max((step for step, metrics in history(run.path).items() if LOSS in metrics), default=0)
-    end = end_iteration(max(last - 1, 0), _total_steps(loaded), loaded.recipe.train.exit_interval)
-    return last > end - (loaded.recipe.log.tensorboard_interval or 1)
+    saved = checkpointed_step(run)
+    # without a step of its own it had only to validate what was trained and saved before it
+    last = last_step(MetricsReader(run.path).poll(), numbers[-1]) or saved
+    total, exit_interval = _total_steps(loaded), recipe.train.exit_interval
+    if recipe.checkpoint.save and saved < end_iteration(max(last - 1, 0), total, exit_interval):
+        return False
+    return at_end(last, total, exit_interval, recipe.log.tensorboard_interval)
 
 
 def checkpointed_step(run: RunDir) -> int:

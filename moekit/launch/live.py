@@ -19,11 +19,10 @@ from rich.text import Text
 
 from moekit.problems import MoekitError, Problem
 from moekit.watch.counts import IntervalCounts, RankLayout, TokensPerExpertReader, max_vio
-from moekit.watch.metrics import MetricsReader, Step
+from moekit.watch.metrics import LOSS, MetricsReader, Step
 
 MOST_ROWS = 60
 """Rows of a whole run, however short its log interval."""
-LOSS = "lm loss"
 VALIDATION_LOSS = "lm loss validation"
 
 

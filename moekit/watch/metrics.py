@@ -7,13 +7,15 @@ killed process left half written are passed over; those still being written wait
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moekit.job.hooks import end_iteration
 from moekit.watch.rankfile import Tail
 
+LOSS = "lm loss"
 _NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
@@ -98,3 +100,14 @@ def merge(steps: list[Step]) -> dict[int, dict[str, float]]:
     for step in steps:
         merged.setdefault(step.step, {}).update(step.metrics)
     return dict(sorted(merged.items()))
+
+
+def last_step(steps: Iterable[Step], attempt: int) -> int:
+    """The last step that an attempt came to, as far as it logged them; 0 if none."""
+    return max((step.step for step in steps if step.attempt == attempt), default=0)
+
+
+def at_end(last_step: int, total_steps: int, exit_interval: int | None, log_interval: int | None) -> bool:
+    """Whether the last step that was logged is the last of a training, or of one that `exit_interval` ends."""
+    end = end_iteration(max(last_step - 1, 0), total_steps, exit_interval)
+    return last_step > max(0, end - (log_interval or 1))

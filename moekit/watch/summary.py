@@ -19,9 +19,9 @@ from moekit.problems import MoekitError
 from moekit.share import program
 from moekit.track.dashboard import dashboard_lines, trackio_dir
 from moekit.watch.counts import IntervalCounts, LayerKey, RankLayout, max_vio, tokens_per_expert
-from moekit.watch.metrics import MetricsReader, attempts, merge
+from moekit.watch.metrics import LOSS, MetricsReader, at_end, attempts, last_step, merge
 
-_LOSS, _VALIDATION = "lm loss", "lm loss validation"
+_VALIDATION = "lm loss validation"
 _LAST_STEPS = 10
 """The final loss is the mean of so many steps; a single one is noise."""
 _WINDOW_LIMIT = 50
@@ -73,7 +73,9 @@ class SummaryData:
     run_dir: str
     attempts: int
     finished: bool
+    """Whether the newest attempt came to the end of training by itself."""
     step: int
+    """The newest attempt's last; what an earlier one logged beyond it is left out."""
     train_iters: int | None
     loss: list[tuple[int, float]]
     validation: list[tuple[int, float]]
@@ -106,28 +108,29 @@ def load_summary(run_dir: Path, recipe: str | None = None) -> SummaryData:
         recipe: how the next command should name the recipe; the run's own copy where None.
     """
     reader = MetricsReader(run_dir)
-    history = merge(reader.poll())
-    args = reader.config
-    loss, validation = _finite(history, _LOSS), _finite(history, _VALIDATION)
+    steps = reader.poll()
+    newest, history, args = max(attempts(run_dir), default=0), merge(steps), reader.config
+    step = last_step(steps, newest) or max(history, default=0)
+    history = {number: metrics for number, metrics in history.items() if number <= step}
+    loss, validation = _finite(history, LOSS), _finite(history, _VALIDATION)
     missing = []
     if not loss:
         missing.append(
-            "No loss was logged" + (" that is a number." if any(_LOSS in m for m in history.values()) else ".")
+            "No loss was logged" + (" that is a number." if any(LOSS in m for m in history.values()) else ".")
         )
-    elif skipped := sum(_LOSS in metrics for metrics in history.values()) - len(loss):
+    elif skipped := sum(LOSS in metrics for metrics in history.values()) - len(loss):
         missing.append(f"The loss was not a number at {skipped} steps; they are left out.")
     if loss and not validation:
         missing.append("No validation loss was logged, so nothing is said about unseen text.")
     balance, reason = _load_balance(run_dir, args)
     missing += [reason] if reason else []
     batch_tokens = _batch_tokens(args)
-    step = max(history, default=0)
     project = str(args.get("wandb_project") or "moekit")
     return SummaryData(
         name=run_dir.resolve().name,
         run_dir=str(run_dir),
         attempts=len(attempts(run_dir)),
-        finished=bool(reader.finished) and max(reader.finished) == max(attempts(run_dir), default=0),
+        finished=newest in reader.finished and _at_end(step, args),
         step=step,
         train_iters=args.get("train_iters"),
         loss=loss,
@@ -141,6 +144,12 @@ def load_summary(run_dir: Path, recipe: str | None = None) -> SummaryData:
         dashboard=dashboard_lines(trackio_dir(run_dir), project, os.environ),
         relaunch=shlex.join([program("moekit"), "launch", recipe or str(run_dir / "recipe.yaml"), "--name", "other"]),
     )
+
+
+def _at_end(step: int, args: dict[str, Any]) -> bool:
+    """Whether training ends at `step`; taken for granted where Megatron's arguments do not count iterations."""
+    total, log_interval = args.get("train_iters"), args.get("tensorboard_log_interval")
+    return not total or at_end(step, total, args.get("exit_interval"), log_interval)
 
 
 def _finite(history: dict[int, dict[str, float]], name: str) -> list[tuple[int, float]]:

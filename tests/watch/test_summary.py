@@ -108,6 +108,22 @@ def test_of_a_run_that_has_not_begun(tmp_path: Path) -> None:
     assert "Megatron's arguments were not recorded" in text
 
 
+def test_what_was_stopped_is_not_finished(run: Path) -> None:
+    """The last attempt stopped by a signal, as Megatron ends well then; an earlier one had come further."""
+    first, last = (run / "attempts" / number / "metrics.jsonl" for number in "12")
+    with first.open("a") as file:
+        for step in range(100, 161):
+            file.write(json.dumps({"step": step, "time": 1795986400.0, "metrics": {"lm loss": 1.0}}) + "\n")
+    lines = [line for line in last.open() if json.loads(line).get("step", 0) <= 120]
+    assert '"finish"' in lines[-1]
+    last.write_text("".join(lines))
+    data = summary(run)
+    assert (data.finished, data.step, data.loss[-1][0]) == (False, 120, 120)
+    assert data.final_loss is not None
+    assert data.final_loss > 4
+    assert "stopped at iteration 120 of 160, in 2 attempts" in render_summary(data, 80).plain
+
+
 def test_in_a_session_of_ssh(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.7 50022 192.0.2.10 22")
     assert "ssh -N -L 7860:127.0.0.1:7860 " in render_summary(load_summary(run), 80).plain
