@@ -72,7 +72,10 @@ def environment(
     recipe: Mapping[str, str | None],
     outer: Mapping[str, str],
 ) -> dict[str, str]:
-    """The variables of the training processes: the launching shell's, ours over them, the recipe's over all."""
+    """The variables of the training processes: the launching shell's, ours over them, the recipe's over all.
+
+    A PYTHONPATH of the shell's stays outside: a Megatron there would be trained in place of the installed one.
+    """
     cores = len(os.sched_getaffinity(0))
     ours = {
         "MOEKIT_ATTEMPT": str(attempt),
@@ -81,7 +84,7 @@ def environment(
         "GLOO_SOCKET_IFNAME": "lo",
         "HF_HUB_OFFLINE": "1",  # data and tokenizer are on disk
         "TOKENIZERS_PARALLELISM": "false",  # else it warns at every fork
-        "PYTHONPATH": os.pathsep.join(filter(None, ("job", outer.get("PYTHONPATH")))),
+        "PYTHONPATH": "job",
         "PYTHONUNBUFFERED": "1",
     }
     if device == "cpu":

@@ -21,10 +21,14 @@ work=$(mktemp -d)
 trap 'rm -rf -- "$work"' EXIT
 cd -- "$work"
 
-export PYTHONPATH="$repository:$work/site${PYTHONPATH:+:$PYTHONPATH}"
+# Training sees what is installed, not PYTHONPATH: an environment of its own, with all that the given one can import.
+"$python" -m venv --without-pip env
+site=$(env/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+"$python" -c 'import os, sys; print(sys.argv[1], *filter(os.path.isdir, sys.path[1:]), sep="\n")' "$repository" >"$site/base.pth"
 if [[ -n $wheels ]]; then
-    "$python" -m pip install --quiet --no-index --no-deps --no-compile --target site "$wheels"/*.whl
+    "$python" -m pip install --quiet --no-index --no-deps --no-compile --target "$site" "$wheels"/*.whl
 fi
+python=$work/env/bin/python
 "$python" -c 'import torch; assert torch.cuda.is_available(), "torch sees no GPU"; print(torch.__version__, torch.cuda.get_device_name())'
 if ! command -v cc >/dev/null; then
     echo "no C compiler, which torch.compile needs: it is left out, which costs speed"
