@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from moekit.data import python_docs, shards
 from moekit.data.tokenize import tokenize
-from moekit.problems import MoekitError, error
+from moekit.problems import MoekitError, Problem, error
 
 NAME = "python-docs"
 """The name of data and tokenizer, as a recipe's `data.name` says it."""
@@ -64,31 +64,51 @@ def prepare_python_docs(shared_root: Path, progress: Progress) -> Prepared:
     """
     started = time.monotonic()
     folder = shared_root.absolute() / "data" / NAME
-    tokenizer = shared_root.absolute() / "tokenizers" / NAME
-    _refuse_path_megatron_cannot_read(folder)
+    if problem := unreadable_path(shared_root):
+        raise MoekitError(problem)
     try:
-        already = _tokenizer_present(tokenizer) and _data_present(folder)
+        already = _tokenizer_present(shared_root.absolute() / "tokenizers" / NAME) and _data_present(folder)
         if not already:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            tokenizer.parent.mkdir(parents=True, exist_ok=True)
+            prepare_tokenizer(shared_root, progress)
             with _locked(folder.with_name(f".{NAME}.lock"), progress):
-                if not _tokenizer_present(tokenizer):
-                    _make_folder(tokenizer, _fill_tokenizer)
                 if not _data_present(folder):
                     _make_folder(folder, lambda temporary: _fill_data(temporary, folder, progress))
         manifest = _read_manifest(folder)
         _point_at(folder)
-    except OSError as problem:
-        hint = "run this again with a shared root that can be written to and has 10 MB of free space"
-        raise error(f"cannot prepare the data: {problem.strerror}", hint, str(problem.filename or folder)) from None
+    except OSError as reason:
+        raise _not_prepared(reason, folder) from None
     return Prepared(_prefix(folder), manifest["documents"], manifest["tokens"], time.monotonic() - started, already)
 
 
-def _refuse_path_megatron_cannot_read(folder: Path) -> None:
+def prepare_tokenizer(shared_root: Path, progress: Progress) -> None:
+    """Make the tokenizer's folder alone, where it is missing, for a run that trains on other data.
+
+    Arguments and errors as for `prepare_python_docs`.
+    """
+    tokenizer = shared_root.absolute() / "tokenizers" / NAME
+    try:
+        if not _tokenizer_present(tokenizer):
+            tokenizer.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(tokenizer.with_name(f".{NAME}.lock"), progress):
+                if not _tokenizer_present(tokenizer):
+                    _make_folder(tokenizer, _fill_tokenizer)
+    except OSError as problem:
+        raise _not_prepared(problem, tokenizer) from None
+
+
+def unreadable_path(shared_root: Path) -> Problem | None:
     """Megatron splits the file of `--data-args-path` at white space (megatron/training/utils/common_utils.py:523)."""
-    if str(folder).split() != [str(folder)] or not str(folder).isprintable():
-        what = f"Megatron cannot read data below `{folder}`: the path has a space or a character that cannot be printed"
-        raise error(what, "choose another shared root")
+    folder = str(shared_root.absolute() / "data" / NAME)
+    if folder.split() == [folder] and folder.isprintable():
+        return None
+    what = f"Megatron cannot read data below `{folder}`: the path has a space or a character that cannot be printed"
+    return Problem("", what, "choose another shared root")
+
+
+def _not_prepared(problem: OSError, folder: Path) -> MoekitError:
+    hint = "run this again with a shared root that can be written to and has 10 MB of free space"
+    return error(f"cannot prepare the data: {problem.strerror}", hint, str(problem.filename or folder))
 
 
 def _fill_tokenizer(temporary: Path) -> None:

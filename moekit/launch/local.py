@@ -123,16 +123,22 @@ def _failure(plan: Plan, followed: Follow) -> str | None:
 
 
 def _prepare_data(loaded: Loaded, shared_root: Path, display: Display) -> Path | None:
-    """Tokenize the text that comes with moekit, at its first use; its prefix, None where the run trains on another."""
+    """Make what of a run's data and tokenizer comes with moekit, at its first use; the data's prefix if they do."""
     if needs.PREPARED_DATA not in (loaded.recipe.data.name, loaded.recipe.data.tokenizer):
         return None
-    from moekit.data.quickstart import prepare_python_docs
+    from moekit.data.quickstart import prepare_python_docs, prepare_tokenizer
 
+    def progress(text: str) -> None:
+        display.fact("data", text)
+
+    if loaded.recipe.data.name != needs.PREPARED_DATA:
+        prepare_tokenizer(shared_root, progress)
+        return None
     with display.moving("preparing data", None):
-        prepared = prepare_python_docs(shared_root, lambda text: display.fact("data", text))
+        prepared = prepare_python_docs(shared_root, progress)
     done = "already prepared" if prepared.already else f"prepared in {prepared.seconds:.0f} s"
     display.fact("data", f"{prepared.tokens:,} tokens in {prepared.documents} documents, {done}")
-    return prepared.prefix if loaded.recipe.data.name == needs.PREPARED_DATA else None
+    return prepared.prefix
 
 
 @contextmanager

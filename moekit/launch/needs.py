@@ -33,6 +33,7 @@ def problems(loaded: Loaded, shared_root: Path, environ: Mapping[str, str]) -> l
         *_too_few_gpus(loaded, environ),
         *_missing_packages(loaded, shared_root),
         *_missing_files(loaded, shared_root),
+        *_unreadable_path(loaded, shared_root),
         *_too_little_disk(shared_root),
     ]
 
@@ -74,8 +75,20 @@ def _missing_packages(loaded: Loaded, shared_root: Path) -> Iterator[Problem]:
         size = f" ({DOWNLOAD})" if "torch" in names else ""
         listed = ", ".join(f"`{name}`" for name in names)
         yield Problem("", f"not installed: {listed}", f"run `pip install 'moekit[{wanted}]'`{size}")
-    elif (version := importlib.metadata.version("megatron-core")) != loaded.recipe.megatron.version:
-        what = f"the recipe is for Megatron {loaded.recipe.megatron.version}, and {version} is installed"
+    else:
+        yield from _other_megatron(loaded)
+
+
+def _other_megatron(loaded: Loaded) -> Iterator[Problem]:
+    wanted = loaded.recipe.megatron.version
+    try:
+        version = importlib.metadata.version("megatron-core")
+    except importlib.metadata.PackageNotFoundError:  # a folder of that name, say a checkout on PYTHONPATH
+        what = "a `megatron` can be imported here, but `megatron-core` is not installed"
+        yield Problem("", what, "run `pip install 'moekit[local]'`")
+        return
+    if version != wanted:
+        what = f"the recipe is for Megatron {wanted}, and {version} is installed"
         yield Problem(loaded.source.where("megatron.version"), what, "run `pip install 'moekit[local]'`")
 
 
@@ -92,6 +105,13 @@ def _missing_files(loaded: Loaded, shared_root: Path) -> Iterator[Problem]:
     if parent and not (folder := run_dir(shared_root, parent).checkpoints).is_dir():
         what = f"run `{parent}` has no checkpoint: {folder}"
         yield Problem(loaded.source.where("checkpoint.from_run"), what, "launch it first")
+
+
+def _unreadable_path(loaded: Loaded, shared_root: Path) -> Iterator[Problem]:
+    from moekit.data.quickstart import unreadable_path
+
+    if loaded.recipe.data.name == PREPARED_DATA and (problem := unreadable_path(shared_root)):
+        yield problem
 
 
 def _too_little_disk(shared_root: Path) -> Iterator[Problem]:

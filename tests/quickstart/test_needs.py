@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from moekit.launch import needs
+from moekit.launch.live import Display
+from moekit.launch.local import _prepare_data
 from moekit.launch.processes import environment, visible_gpus
 from moekit.problems import format_problem
 from moekit.recipe.load import Loaded, load
@@ -79,11 +81,40 @@ def test_data_that_is_there_needs_no_tokenizing(tmp_path: Path, monkeypatch: pyt
     assert "datatrove" not in str(needs.problems(load("quickstart"), tmp_path, {}))
 
 
+def test_a_shared_root_that_megatron_cannot_read_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    root = tmp_path / "a b"
+    assert "the path has a space" in str([problem.what for problem in needs.problems(load("quickstart"), root, {})])
+    assert not root.exists()
+
+
+def test_data_of_ones_own_needs_no_tokenizing(recipe: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "datatrove" else real(name))
+    loaded: Loaded = recipe("data: {name: own}\n")  # type: ignore[operator]
+    assert "datatrove" not in str(needs.problems(loaded, tmp_path, {}))
+    assert _prepare_data(loaded, tmp_path, Display(True)) is None
+    assert sorted(path.name for path in (tmp_path / "tokenizers" / "python-docs").iterdir()) == [
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert not (tmp_path / "data").exists()
+
+
 @pytest.mark.megatron
 def test_another_megatron_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.18.0")
     (message,) = found(load("quickstart"))
     assert "the recipe is for Megatron 0.19.2, and 0.18.0 is installed" in message
+
+
+@pytest.mark.megatron
+def test_a_megatron_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    (message,) = found(load("quickstart"))
+    assert "a `megatron` can be imported here, but `megatron-core` is not installed" in message
 
 
 @pytest.mark.megatron
@@ -109,5 +140,5 @@ def test_the_recipes_environment_wins_and_unsets() -> None:
     assert got["MOEKIT_ROUTING_TRACE_LAST_ITERS"] == "5"
     assert (got["OMP_NUM_THREADS"], got["HF_HUB_OFFLINE"], got["CUDA_VISIBLE_DEVICES"]) == ("1", "0", "")
     assert "GONE" not in got
-    assert got["PYTHONPATH"] == "job:/own"
+    assert got["PYTHONPATH"] == "job"  # a Megatron in the shell's own would be trained
     assert "CUDA_VISIBLE_DEVICES" not in environment("gpu", 1, 1, None, {}, outer)
