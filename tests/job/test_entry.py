@@ -123,10 +123,14 @@ def test_a_run_leaves_its_records(trained: Path) -> None:
 @pytest.mark.train
 def test_metrics_of_a_run(trained: Path) -> None:
     lines = read_lines(trained / "attempts" / "1" / "metrics.jsonl")
-    assert [line.get("event", line.get("step")) for line in lines] == ["config", "config", *range(1, 9), "finish"]
+    kinds = [line.get("event", line.get("step")) for line in lines]
+    once = [kind for kind, before in zip(kinds, [None, *kinds], strict=False) if kind == "config" or kind != before]
+    assert once == ["config", "config", *range(1, 9), "finish"]  # on a busy machine a step may take two lines
     assert lines[0]["config"]["num_experts"] == 8
     assert lines[1]["config"] == {"slurm_job_name": "N/A"}
-    metrics = {line["step"]: line["metrics"] for line in lines if "step" in line}
+    metrics: dict[int, dict[str, float]] = {}
+    for line in (line for line in lines if "step" in line):
+        metrics.setdefault(line["step"], {}).update(line["metrics"])
     always = {"lm loss", "learning-rate", "batch-size", "grad-norm", "loss-scale", "load_balancing_loss"}
     always |= {"samples vs steps", "moe/load_balancing_loss_layer_0", "moe/load_balancing_loss_layer_1"}
     for step, values in metrics.items():
