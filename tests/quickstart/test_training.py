@@ -14,7 +14,6 @@ pytestmark = [pytest.mark.megatron, pytest.mark.train, pytest.mark.timeout(4000)
 
 UNBALANCED = """
 base: trained.yaml
-train: {exit_interval: 80}
 balance: {type: none, aux_loss_coeff: null}
 """
 
@@ -57,7 +56,7 @@ def test_without_balancing_it_does_not(trained: Launched, launch: Launch) -> Non
     launched = launch("unbalanced", UNBALANCED)
     assert launched.wait() == 0, launched.text
     vios = mean_max_vios(launched.run)
-    assert len(vios) == 20
+    assert len(vios) == len(mean_max_vios(trained.run))  # as long a training
     assert not settles(vios), vios
 
 
