@@ -105,16 +105,21 @@ def start(run_dir: Path, project: str, name: str | None = None) -> subprocess.Po
 
 
 def stop(process: subprocess.Popen[bytes], timeout_s: float = 30.0) -> bool:
-    """Let a started follower make its last pass; False if it failed or took longer and was killed."""
+    """Let a started follower make its last pass; False if it failed or took longer and was killed.
+
+    It is gone then, whatever the user types: Ctrl-C makes nothing faster here.
+    """
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.close()
-    try:
-        return process.wait(timeout_s) == 0
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        return False
+    deadline = time.monotonic() + timeout_s
+    while process.returncode is None:
+        with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+            process.stdin.close()
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+    return process.returncode == 0
 
 
 class _Follower:

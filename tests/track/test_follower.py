@@ -227,6 +227,33 @@ def test_start_and_stop(tmp_path: Path) -> None:
     assert (run / "track.log").exists()
 
 
+STOPS = """
+import signal, subprocess, sys
+from pathlib import Path
+from moekit.track import follower
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+slow = [sys.executable, "-c", "import sys, time; sys.stdin.read(); time.sleep(float(sys.argv[1]))", sys.argv[1]]
+process = subprocess.Popen(slow, stdin=subprocess.PIPE, start_new_session=True)
+print(process.pid, flush=True)
+print(follower.stop(process, float(sys.argv[2])))
+"""
+
+
+@pytest.mark.parametrize(("takes_s", "timeout_s", "stopped"), [("1.5", "60", "True"), ("600", "1.5", "False")])
+def test_ctrl_c_does_not_leave_a_follower_behind(takes_s: str, timeout_s: str, stopped: str) -> None:
+    command = [sys.executable, "-c", STOPS, takes_s, timeout_s]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as caller:
+        assert caller.stdout is not None
+        pid = int(caller.stdout.readline())
+        for _ in range(5):
+            time.sleep(0.2)
+            caller.send_signal(signal.SIGINT)
+        out, err = caller.communicate(timeout=60)
+    assert (out, err, caller.returncode) == (f"{stopped}\n", "", 0)
+    assert not Path("/proc", str(pid)).exists()
+
+
 def test_network_file_systems_go_through_the_inbox(tmp_path: Path) -> None:
     run = run_dir(tmp_path)
     log(run, 1, config(), *(step(i) for i in range(1, 11)))
