@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from getpass import getuser
@@ -41,7 +42,11 @@ def tunnel_command(environ: Mapping[str, str], port: int = PORT) -> str | None:
         return None
     _, _, host, ssh_port = words
     other_port = [] if ssh_port == "22" else ["-p", ssh_port]
-    return shlex.join(["ssh", "-N", "-L", f"{port}:127.0.0.1:{port}", *other_port, f"{getuser()}@{host}"])
+    try:
+        user = getuser()
+    except (KeyError, OSError):  # a container's uid has no name; OSError from Python 3.13 on
+        user = str(os.getuid())
+    return shlex.join(["ssh", "-N", "-L", f"{port}:127.0.0.1:{port}", *other_port, f"{user}@{host}"])
 
 
 def dashboard_lines(trackio_dir: Path, project: str, environ: Mapping[str, str]) -> list[str]:

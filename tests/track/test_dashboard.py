@@ -29,6 +29,13 @@ def test_only_a_session_of_ssh_needs_a_tunnel(monkeypatch: pytest.MonkeyPatch) -
     assert tunnel_command({"SSH_CONNECTION": "::1 50022 ::1 2222"}) == "ssh -N -L 7860:127.0.0.1:7860 -p 2222 ada@::1"
 
 
+def test_a_user_without_a_name_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 987_654)
+    assert tunnel_command(SSH) == "ssh -N -L 7860:127.0.0.1:7860 987654@192.0.2.10"
+
+
 def test_behind_a_tunnel_the_port_is_fixed() -> None:
     assert len(dashboard_lines(Path("/d"), "p", {})) == 1
     tunnel, dashboard = dashboard_lines(Path("/d"), "p", SSH)
