@@ -7,10 +7,12 @@ import textwrap
 from rich.text import Text
 
 from moekit.watch.chart import curve, neighbours, shares
-from moekit.watch.summary import Balance, SummaryData
+from moekit.watch.summary import LAST_STEPS, Balance, SummaryData
 
 _MIN_WIDTH = 60
 _CHART_ROWS = 10
+_CLEARLY_LESS = 2 / 3
+"""Only a fall of MaxVio to this part of what it was is put down to the auxiliary loss."""
 _LAYER_ROWS = 16
 """More layers than this: those that are least even at the end."""
 
@@ -58,23 +60,29 @@ def _loss(text: Text, data: SummaryData, width: int) -> None:
 
 
 def _numbers(text: Text, data: SummaryData) -> None:
-    count = min(10, len(data.loss))
     rows = []
     if data.final_loss is not None:
-        rows.append(("lm loss", f"{data.final_loss:.3f}", f"mean of the last {count} iterations"))
+        rows.append(("lm loss", f"{data.final_loss:.3f}", f"mean of the last {_last_steps(data)}"))
     if data.validation:
         step, loss = data.validation[-1]
         rows.append(("validation loss", f"{loss:.3f}", f"at iteration {step:,}"))
     if data.tokens_per_s is not None:
         rows.append(("speed", f"{data.tokens_per_s:,.0f}", "tokens/s, all processes together"))
     tokens = "" if data.tokens is None else f"for {data.tokens:,} tokens"
-    rows.append(("wall time", _duration(data.wall_s), tokens))
+    rows.append(("training time", _duration(data.training_s), tokens))
     column = max(len(value) for _, value, _ in rows)
     text.append("\n")
     for name, value, note in rows:
         text.append(f"  {name:<17}")
         text.append(f"{value:>{column}}", "bold")
         text.append(f"  {note}\n".rstrip(" "), "dim")
+
+
+def _last_steps(data: SummaryData) -> str:
+    """What the final loss is the mean of: Megatron may log every tenth iteration only."""
+    last = [step for step, _ in data.loss[-LAST_STEPS:]]
+    in_a_row = last[-1] - last[0] == len(last) - 1
+    return f"{len(last)} {'' if in_a_row else 'logged '}iterations"
 
 
 def _duration(seconds: float) -> str:
@@ -143,6 +151,8 @@ def _meaning(balance: Balance) -> str:
         return f"{what} {where}"
     if balance.max_vio_after >= balance.max_vio_before:
         return f"{what} {where} The auxiliary loss has not made the load more even here."
+    if balance.max_vio_after > balance.max_vio_before * _CLEARLY_LESS:
+        return f"{what} {where} That is too little to tell whether the auxiliary loss has done it."
     return f"{what} {where} That is the auxiliary loss at work; more even load is not by itself a better lm loss."
 
 

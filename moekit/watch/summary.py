@@ -22,7 +22,7 @@ from moekit.watch.counts import IntervalCounts, LayerKey, RankLayout, max_vio, t
 from moekit.watch.metrics import LOSS, MetricsReader, at_end, attempts, last_step, merge
 
 _VALIDATION = "lm loss validation"
-_LAST_STEPS = 10
+LAST_STEPS = 10
 """The final loss is the mean of so many steps; a single one is noise."""
 _WINDOW_LIMIT = 50
 """Counted iterations at either end that are kept at most, however long the run."""
@@ -84,8 +84,8 @@ class SummaryData:
     tokens_per_s: float | None
     """All ranks together, from the median iteration."""
     tokens: int | None
-    wall_s: float
-    """From the start of each attempt to its last line, added up."""
+    training_s: float
+    """From the first to the last line of each attempt, added up: Megatron's start and the data are not in it."""
     balance: Balance | None
     missing: list[str]
     """Sentences on what is not shown, and why."""
@@ -135,10 +135,10 @@ def load_summary(run_dir: Path, recipe: str | None = None) -> SummaryData:
         train_iters=args.get("train_iters"),
         loss=loss,
         validation=validation,
-        final_loss=fmean(value for _, value in loss[-_LAST_STEPS:]) if loss else None,
+        final_loss=fmean(value for _, value in loss[-LAST_STEPS:]) if loss else None,
         tokens_per_s=_tokens_per_s(history, batch_tokens),
         tokens=None if batch_tokens is None else step * batch_tokens,
-        wall_s=sum(last - first for first, last in reader.spans.values()),
+        training_s=sum(last - first for first, last in reader.spans.values()),
         balance=balance,
         missing=missing,
         dashboard=dashboard_lines(trackio_dir(run_dir), project, os.environ),

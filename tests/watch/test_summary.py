@@ -124,6 +124,12 @@ def test_what_was_stopped_is_not_finished(run: Path) -> None:
     assert "stopped at iteration 120 of 160, in 2 attempts" in render_summary(data, 80).plain
 
 
+def test_the_final_loss_is_of_what_was_logged(run: Path) -> None:
+    data = summary(run)
+    assert "mean of the last 10 iterations" in words(data)
+    assert "mean of the last 10 logged iterations" in words(replace(data, loss=data.loss[9::10]))
+
+
 def test_in_a_session_of_ssh(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.7 50022 192.0.2.10 22")
     assert "ssh -N -L 7860:127.0.0.1:7860 " in render_summary(load_summary(run), 80).plain
@@ -133,6 +139,9 @@ def test_balance_that_did_not_come_is_not_claimed(run: Path) -> None:
     data = summary(run)
     assert data.balance is not None
     assert "auxiliary loss at work" in words(data)
+    little = words(replace(data, balance=replace(data.balance, max_vio_before=0.3, max_vio_after=0.299)))
+    assert "too little to tell" in little
+    assert "at work" not in little
     worse = replace(data.balance, max_vio_before=0.1, max_vio_after=0.2)
     assert "has not made the load more even" in words(replace(data, balance=worse))
     without = replace(data.balance, balancing=[])
