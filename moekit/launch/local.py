@@ -165,7 +165,8 @@ def _say_what(loaded: Loaded, run: RunDir, display: Display) -> None:
     display.say(f"{run.path.name}{summary}", "bold")
     display.fact("run", show(run.path))
     if loaded.recipe.runtime.device == "cpu" and visible_gpus(os.environ):
-        display.fact("device", "the CPU, as `runtime.device` says, though there is a GPU; `device: gpu` would use it")
+        recipe = "`settings/quickstart_gpu` is the quickstart on it"
+        display.fact("device", f"the CPU, as `runtime.device` says, though there is a GPU: {recipe}")
 
 
 def _say_start(plan: Plan, display: Display) -> None:

@@ -39,10 +39,11 @@ if [[ -n $prepared ]]; then
 fi
 
 failed=0 trained=()
-for recipe in quickstart_gpu wide_gpu; do
+for path in recipes/settings/quickstart_gpu.yaml tests/gpu/wide_gpu.yaml; do
+    recipe=$(basename "$path" .yaml)
     echo "== $recipe"
     log=moekit-local/runs/$recipe/attempts/1/train.log
-    if "$python" -m moekit launch "$repository/tests/gpu/$recipe.yaml" --on local; then
+    if "$python" -m moekit launch "$repository/$path" --on local; then
         trained+=("moekit-local/runs/$recipe")
     else
         failed=1

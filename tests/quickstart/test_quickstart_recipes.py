@@ -17,7 +17,7 @@ SCRIPT = GPU / "quickstart.sh"
 
 @pytest.mark.parametrize(
     "name",
-    ["quickstart", "settings/quickstart_dense", str(GPU / "quickstart_gpu.yaml"), str(GPU / "wide_gpu.yaml")],
+    ["quickstart", "settings/quickstart_dense", "settings/quickstart_gpu", str(GPU / "wide_gpu.yaml")],
 )
 def test_nothing_is_wrong_with_them(name: str) -> None:
     assert problems_of(load(name), find_cluster()) == []
@@ -38,7 +38,7 @@ def test_the_dense_twin_has_the_same_data_batch_and_schedule() -> None:
 
 
 def test_the_gpu_trains_the_same_on_the_gpu() -> None:
-    cpu, gpu = load("quickstart"), load(str(GPU / "quickstart_gpu.yaml"))
+    cpu, gpu = load("quickstart"), load("settings/quickstart_gpu")
     for section in ("model", "moe", "router", "balance", "optimizer", "schedule", "precision", "data"):
         assert getattr(cpu.recipe, section) == getattr(gpu.recipe, section)
     of_cpu, of_gpu = sizes(cpu.recipe), sizes(gpu.recipe)
