@@ -6,7 +6,10 @@ process that outlives a killed run, and takes a folder it has once worked in for
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,8 +55,22 @@ def tokenize(source: Path, tokenizer_file: Path, end_of_document: str, folder: P
     )
     writer.tokenizer.encode_special_tokens = True
     with _log_to(folder / "tokenize.log"), _one_thread():
-        writer.run(reader.run(rank=0, world_size=1), rank=0, world_size=1)
+        try:
+            writer.run(reader.run(rank=0, world_size=1), rank=0, world_size=1)
+        except OSError as failure:
+            _drop_files(failure)
+            raise
     return folder / f"{name}_00000_tokens"
+
+
+def _drop_files(failure: OSError) -> None:
+    """Let go of what datatrove still has open: on a full disk its closing fails again, and Python 3.13 says so."""
+    before, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        traceback.clear_frames(failure.__traceback__)
+        gc.collect()
+    finally:
+        sys.unraisablehook = before
 
 
 @contextmanager
