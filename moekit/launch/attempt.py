@@ -135,8 +135,8 @@ def watch(plan: Plan, lock: int, display: Display) -> Follow:
         except KeyboardInterrupt:
             display.move("stopping", follow.step, None)
             raise
-    if showing:
-        _show(follow, plan, display)
+    if not (showing and _show(follow, plan, display)):
+        follow.step = last_step(MetricsReader(plan.run.path).poll(), plan.attempt)
     return follow
 
 

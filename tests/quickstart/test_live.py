@@ -99,12 +99,15 @@ def test_no_fault_in_showing_ends_a_training(
     plan = Plan(
         loaded, run, run.new_attempt(), resumes=False, start=0, end=300, processes=1, device="cpu", tokens_per_step=1
     )
+    line = json.dumps({"step": 7, "time": START, "metrics": {"lm loss": 1.0}})
+    run.attempt(plan.attempt).metrics.write_text(line + "\n")
     program = "import time; time.sleep(1.2); print('came to its end')"
     monkeypatch.setattr(Plan, "command", property(lambda _: [sys.executable, "-c", program]))
     monkeypatch.setattr(Follow, "poll", lambda _: 1 / 0)
     out = io.StringIO()
     with (run.path / ".lock").open("w") as lock:
-        watch(plan, lock.fileno(), Display(True, Console(file=out, highlight=False)))
+        followed = watch(plan, lock.fileno(), Display(True, Console(file=out, highlight=False)))
+    assert followed.step == 7
     assert run.attempt(plan.attempt).train_log.read_text() == "came to its end\n"
     assert out.getvalue() == "training goes on, though it can no longer be shown here\n"
     assert capsys.readouterr().err.count("ZeroDivisionError") == 1
