@@ -12,7 +12,7 @@ import moekit
 from moekit import share
 from moekit.launch.cluster import Cluster
 from moekit.launch.rundir import lines, run_dir, run_files
-from moekit.problems import MoekitError, Problem, error
+from moekit.problems import MoekitError, error
 from moekit.recipe.load import Loaded
 from moekit.recipe.schema import Recipe
 
@@ -30,8 +30,11 @@ def slurm_files(loaded: Loaded, name: str, cluster: Cluster) -> dict[str, str]:
     """
     recipe = loaded.recipe
     run_dir(cluster.shared_root, name)
-    if problems := list(_problems(loaded, cluster)):
-        raise MoekitError(*problems)
+    try:
+        nodes_and_gpus(recipe, cluster)
+    except MoekitError as unfit:
+        (problem,) = unfit.problems
+        raise error(problem.what, problem.hint, loaded.source.where("parallel.gpus")) from None
     variables = environment(recipe, cluster)
     return {
         "job.sbatch": job_script(recipe, cluster, name),
@@ -163,11 +166,3 @@ def _mounts(cluster: Cluster) -> Iterator[str]:
         yield f"{megatron}:{megatron}"
     for mount in cluster.mounts or ():
         yield mount if ":" in mount else f"{mount}:{mount}"
-
-
-def _problems(loaded: Loaded, cluster: Cluster) -> Iterator[Problem]:
-    """What of a recipe a job on this cluster cannot have."""
-    try:
-        nodes_and_gpus(loaded.recipe, cluster)
-    except MoekitError as unfit:
-        yield Problem(loaded.source.where("parallel.gpus"), unfit.problems[0].what, unfit.problems[0].hint)
