@@ -84,13 +84,22 @@ def record_sigterm(path: Path, after: Callable[[], object]) -> None:
                 finally:
                     os._exit(128 + signal.SIGTERM)
 
+    def hold() -> None:
+        """Before a fork: a SIGTERM of the child waits until `forget`, for the descriptor is still the one of this rank."""
+        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}))
+
+    def release() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop())
+
     def forget() -> None:
         """In a forked child (a data loader's worker): its SIGTERM is its own, or that of Megatron's handler."""
         signal.set_wakeup_fd(-1)
         if signal.getsignal(signal.SIGTERM) is ours:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        release()
 
+    masks: list[set[int]] = []
     signal.signal(signal.SIGTERM, ours)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=forget)
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=forget)
     threading.Thread(target=wait, name="moekit-sigterm", daemon=True).start()
