@@ -85,7 +85,7 @@ def record_sigterm(path: Path, after: Callable[[], object]) -> None:
                     os._exit(128 + signal.SIGTERM)
 
     def hold() -> None:
-        """Before a fork: a SIGTERM of the child waits until `forget`, for the descriptor is still the one of this rank."""
+        """Before a fork: the child's SIGTERM waits until `forget`; till then its descriptor is this rank's."""
         masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}))
 
     def release() -> None:
