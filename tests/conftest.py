@@ -1,4 +1,6 @@
+import ast
 import os
+import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
 
@@ -32,3 +34,49 @@ def golden_file(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
         assert text == path.read_text()
 
     return compare
+
+
+@pytest.fixture
+def unreached() -> Callable[[list[Path], set[str], Callable[[], None]], list[str]]:
+    """Which calls of some names, in some source files, a run does not reach, as `file:line`."""
+
+    def find(sources: list[Path], names: set[str], run: Callable[[], None]) -> list[str]:
+        watched = {str(path) for path in sources}
+        reached: set[tuple[str, int]] = set()
+
+        def line_runs(code: object, line: int) -> object:
+            file = code.co_filename  # type: ignore[attr-defined]
+            if file in watched:
+                reached.add((file, line))
+            return sys.monitoring.DISABLE
+
+        tool, events = sys.monitoring.PROFILER_ID, sys.monitoring.events.LINE
+        sys.monitoring.use_tool_id(tool, "unreached")
+        sys.monitoring.register_callback(tool, events, line_runs)
+        sys.monitoring.set_events(tool, events)
+        try:
+            run()
+        finally:
+            sys.monitoring.set_events(tool, 0)
+            sys.monitoring.free_tool_id(tool)
+        return [
+            f"{path.name}:{first}"
+            for path in sources
+            for first, lines in _calls(path, names).items()
+            if not any((str(path), line) in reached for line in lines)
+        ]
+
+    return find
+
+
+def _calls(path: Path, names: set[str]) -> dict[int, range]:
+    """For every call of one of `names` in a file, its first line and the lines it stands on.
+
+    One that only passes arguments on, `MoekitError(*problems)`, is none.
+    """
+    found = {}
+    for node in ast.walk(ast.parse(path.read_text())):
+        named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
+        if named and not all(isinstance(argument, ast.Starred) for argument in node.args):
+            found[node.lineno] = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    return found

@@ -1,21 +1,63 @@
 """Facts across fields that Megatron needs, each one small function that changes nothing.
 
-A rule's docstring says what happens without it, the stage at which Megatron itself would notice (parse, validate,
-config, schedule, groups, build, first step, never) and the source. Lines are those of megatron-core 0.19.2.
+A rule's docstring says what happens without it, the one stage at which Megatron itself would notice, and the source:
+`Megatron, STAGE: ...`, where STAGE is one of `STAGES`. Lines are those of megatron-core 0.19.2.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from moekit.recipe.rules import batch, experts, layers, output, schedule
+from moekit.recipe.rules import (
+    batch,
+    companions,
+    environment,
+    experts,
+    layers,
+    memory,
+    optimizer,
+    output,
+    overlap,
+    parallel,
+    precision,
+    routing,
+    schedule,
+)
 from moekit.recipe.rules.violation import Rule, Target, Violation
 from moekit.recipe.schema import Recipe
 
-RULES: tuple[Rule, ...] = (*layers.RULES, *experts.RULES, *batch.RULES, *schedule.RULES, *output.RULES)
+MODULES = (
+    layers,
+    parallel,
+    experts,
+    routing,
+    batch,
+    schedule,
+    optimizer,
+    precision,
+    memory,
+    overlap,
+    output,
+    environment,
+    companions,
+)
+
+RULES: tuple[Rule, ...] = tuple(rule for module in MODULES for rule in module.RULES)
+
+STAGES = ("parse", "validate", "config", "schedule", "groups", "build", "first step", "later", "never")
+"""When Megatron notices: `later` is hours into the run, `never` means that it trains something else without a word."""
 
 
 def violations(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """Everything in the recipe that Megatron would refuse, or would take and not mean."""
     for rule in RULES:
         yield from rule(recipe, target)
+
+
+def stage_of(rule: Rule) -> str:
+    """The stage of `STAGES` at which Megatron would notice, as the rule's docstring says it."""
+    found = re.search(rf"^ *Megatron, ({'|'.join(STAGES)}):", rule.__doc__ or "", re.MULTILINE)
+    if found is None:
+        raise ValueError(f"the docstring of `{rule.__name__}` has no line `Megatron, STAGE: ...`")
+    return found.group(1)

@@ -1,11 +1,10 @@
-"""Rules on the batch, the data and what trains."""
+"""Rules on the batch, the length of a run, its data and its validation."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from moekit.problems import shortened
 from moekit.recipe.rules.violation import Rule, Target, Violation
 from moekit.recipe.schema import Recipe
 from moekit.recipe.sizes import sizes
@@ -103,114 +102,6 @@ def tokenizer_is_complete(recipe: Recipe, target: Target) -> Iterator[Violation]
         yield Violation(("data.tokenizer", "data.tokenizer_type"), f"`{data.tokenizer_type}` needs `data.tokenizer`")
 
 
-def one_number_format(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Bare asserts at validate. Source: megatron/training/arguments.py:1066, 1173, 1182."""
-    precision = recipe.precision
-    if precision.bf16 and precision.fp16:
-        yield Violation(
-            ("precision.fp16", "precision.bf16"), "`precision.bf16` and `precision.fp16` exclude each other"
-        )
-    if precision.fp8_format and precision.fp4_format:
-        yield Violation(
-            ("precision.fp4_format", "precision.fp8_format"),
-            "`precision.fp8_format` and `precision.fp4_format` exclude each other",
-        )
-
-
-def fp8_fits_the_gpu(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Transformer Engine refuses the first FP8 layer, with the GPUs held. Source: handbook 3.7; TE's `fp8.py`."""
-    blackwell = target.gpu.startswith(("b", "gb"))
-    if recipe.precision.fp8_format and recipe.precision.fp8_recipe == "mxfp8" and not blackwell:
-        yield Violation(
-            ("precision.fp8_recipe",),
-            f"`mxfp8` needs Blackwell; {target.name} has {target.gpu}",
-            "Hopper's is `blockwise`",
-        )
-    if recipe.precision.fp4_format and not blackwell:
-        yield Violation(("precision.fp4_format",), f"FP4 needs Blackwell; {target.name} has {target.gpu}")
-
-
-def padding_is_for_quantization(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Stops at config. Source: megatron/core/transformer/transformer_config.py:2318-2323."""
-    if not recipe.router.padding_for_quantization:
-        return
-    if not (recipe.precision.fp8_format or recipe.precision.fp4_format):
-        yield Violation(
-            ("router.padding_for_quantization", "precision.fp8_format"),
-            "`router.padding_for_quantization` needs `precision.fp8_format` or `precision.fp4_format`",
-            "unset it with `null` where nothing is quantized",
-        )
-    if recipe.moe.dispatcher in (None, "allgather"):
-        yield Violation(
-            ("router.padding_for_quantization", "moe.dispatcher"),
-            "`router.padding_for_quantization` needs `moe.dispatcher` alltoall or flex",
-        )
-
-
-def recompute_is_said_whole(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Stops at config. Source: megatron/core/transformer/transformer_config.py:1739-1754."""
-    memory = recipe.memory
-    for name in ("recompute_method", "recompute_num_layers"):
-        if memory.recompute_granularity == "full" and not getattr(memory, name):
-            yield Violation(
-                ("memory.recompute_granularity", f"memory.{name}"),
-                f"`recompute_granularity: full` needs `memory.{name}`",
-                "the dense baseline uses `uniform` with `recompute_num_layers: 1` (handbook 2.4)",
-            )
-    if memory.recompute_granularity == "selective" and (memory.recompute_num_layers or memory.recompute_method):
-        name = "recompute_num_layers" if memory.recompute_num_layers else "recompute_method"
-        yield Violation(
-            (f"memory.{name}", "memory.recompute_granularity"),
-            f"`memory.{name}` belongs to `recompute_granularity: full`, not to `selective`",
-            "unset it with `null`",
-        )
-
-
-def fused_cross_entropy_runs(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Stops at validate (megatron/training/arguments.py:1645; megatron/training/determinism.py:24)."""
-    memory = recipe.memory
-    if memory.cross_entropy_loss_fusion and memory.cross_entropy_fusion_impl == "te":
-        yield Violation(
-            ("memory.cross_entropy_fusion_impl",),
-            "Megatron switched Transformer Engine's fused cross-entropy off",
-            "use `native`",
-        )
-    if memory.cross_entropy_loss_fusion and recipe.precision.deterministic_mode:
-        yield Violation(
-            ("precision.deterministic_mode", "memory.cross_entropy_loss_fusion"),
-            "`precision.deterministic_mode` excludes `memory.cross_entropy_loss_fusion`",
-            "unset the fusion with `null`",
-        )
-
-
-def determinism_has_its_environment(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Stops at validate. Source: megatron/training/determinism.py:24, 40-50, 85-99; handbook 2.5."""
-    if not recipe.precision.deterministic_mode:
-        return
-    for variable, accepted in DETERMINISTIC.items():
-        value = (recipe.runtime.environment or {}).get(variable)
-        words = value.split(",") if value and variable == "NCCL_ALGO" else [value]
-        if value is not None and not {*words} <= {*accepted}:
-            yield Violation(
-                (f"runtime.environment.{variable}", "precision.deterministic_mode"),
-                f"`precision.deterministic_mode` refuses {variable}={shortened(value)}",
-                f"unset it with `null`: Megatron sets it to {accepted[0]} itself",
-            )
-    if recipe.overlap.tp_comm_overlap:
-        yield Violation(
-            ("overlap.tp_comm_overlap", "precision.deterministic_mode"),
-            "`precision.deterministic_mode` excludes `overlap.tp_comm_overlap`",
-        )
-
-
-DETERMINISTIC = {
-    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ("0",),
-    "NCCL_ALGO": ("Ring", "CollnetDirect", "CollnetChain", "^NVLS"),
-    "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"),
-}
-"""What deterministic mode takes of a variable that is set, Megatron's own choice first."""
-
-
 def validation_has_data(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """The first validation stops the run, hours in. Source: megatron/training/training.py:4584, 4673."""
     shares = [part.strip() for part in (recipe.data.split or "").split(",")]
@@ -235,11 +126,5 @@ RULES: tuple[Rule, ...] = (
     evaluation_has_an_interval,
     data_is_named_or_mocked,
     tokenizer_is_complete,
-    one_number_format,
-    fp8_fits_the_gpu,
-    padding_is_for_quantization,
-    recompute_is_said_whole,
-    fused_cross_entropy_runs,
-    determinism_has_its_environment,
     validation_has_data,
 )

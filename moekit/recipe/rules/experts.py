@@ -1,4 +1,4 @@
-"""Rules on experts, routing and balance."""
+"""Rules on the experts: how many, in which layers, how tokens reach them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from dataclasses import fields
 from moekit.recipe.rules.violation import Rule, Target, Violation, listed
 from moekit.recipe.schema import Recipe
 from moekit.recipe.sizes import sizes
-
-AUX_LOSSES = ("aux_loss", "seq_aux_loss", "global_aux_loss")
 
 
 def dense_models_say_nothing_of_experts(recipe: Recipe, target: Target) -> Iterator[Violation]:
@@ -55,15 +53,6 @@ def expert_ranks_divide_the_world(recipe: Recipe, target: Target) -> Iterator[Vi
         )
 
 
-def topk_is_among_the_experts(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """`selected index k out of range`, at the first step. Seen on a CPU."""
-    experts, topk = recipe.moe.num_experts, recipe.router.topk
-    if experts and topk and topk > experts:
-        yield Violation(
-            ("router.topk", "moe.num_experts"), f"a token cannot go to router.topk = {topk} of {experts} experts"
-        )
-
-
 def pattern_has_every_layer(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """`Invalid length of moe_layer_pattern`, when the model is built.
 
@@ -78,100 +67,6 @@ def pattern_has_every_layer(recipe: Recipe, target: Target) -> Iterator[Violatio
         )
 
 
-def top_1_needs_pre_softmax(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """A softmax over one expert is always 1 and its router learns nothing; stops at config.
-
-    Source: megatron/core/transformer/transformer_config.py:2336.
-    """
-    router = recipe.router
-    softmax = router.score_function in (None, "softmax") and "sinkhorn" not in (recipe.balance.type or ())
-    if router.topk == 1 and softmax and not router.pre_softmax:
-        yield Violation(
-            ("router.topk", "router.pre_softmax"),
-            "`router.topk: 1` needs `router.pre_softmax`: a softmax over one expert is always 1",
-            "add `pre_softmax: true`",
-        )
-
-
-def expert_bias_needs_independent_scores(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Stops at config. Source: megatron/core/transformer/transformer_config.py:2289."""
-    if recipe.balance.enable_expert_bias and recipe.router.score_function in (None, "softmax"):
-        yield Violation(
-            ("balance.enable_expert_bias", "router.score_function"),
-            "`balance.enable_expert_bias` needs `router.score_function` sigmoid or sqrtsoftplus, not softmax",
-            "add `score_function: sigmoid` to `router`",
-        )
-
-
-def each_balancing_loss_has_a_coefficient(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Lists of unequal length stop at config (transformer_config.py:1656).
-
-    An aux loss whose coefficient is unset has weight 0 and does nothing; never noticed
-    (megatron/core/transformer/moe/router.py, `get_aux_loss_coeff`).
-    """
-    types, coefficients = recipe.balance.type or (), recipe.balance.aux_loss_coeff or ()
-    if len(types) > 1 and len(types) != len(coefficients):
-        yield Violation(
-            ("balance.aux_loss_coeff", "balance.type"),
-            f"`balance.type` has {len(types)} methods, and `balance.aux_loss_coeff` {len(coefficients) or 'no'} "
-            f"value{'s' * (len(coefficients) > 1)}",
-            "give one value for each method",
-        )
-    elif len(coefficients) > 1 and len(types) <= 1:
-        yield Violation(
-            ("balance.aux_loss_coeff", "balance.type"),
-            f"`balance.aux_loss_coeff` has {len(coefficients)} values for one balancing method",
-            "give one value, or a list of methods",
-        )
-    elif recipe.moe.num_experts and not types and not any(coefficients) and not recipe.balance.enable_expert_bias:
-        yield Violation(
-            ("balance.type", "moe.num_experts"),
-            "nothing balances the experts: Megatron's own aux loss has weight 0",
-            "the first MoE uses `type: aux_loss` with `aux_loss_coeff: 1e-3` (handbook 2.5); `type: none` means it",
-            "warning",
-        )
-    elif len(types) == 1 and types[0] in AUX_LOSSES and not any(coefficients):
-        yield Violation(
-            ("balance.type", "balance.aux_loss_coeff"),
-            f"`balance.type: {types[0]}` does nothing without `balance.aux_loss_coeff`",
-            "the first MoE uses 1e-3 (handbook 2.5); `type: none` says that no balancing is meant",
-            "warning",
-        )
-
-
-def balancing_without_a_loss_takes_no_coefficient(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """The coefficient is ignored, and in a list `quantile_balancing` itself is; never noticed.
-
-    Source: megatron/core/transformer/moe/router.py:223, `get_aux_loss_coeff`; losses on a CPU are the same to the bit.
-    """
-    types = recipe.balance.type or ()
-    if len(types) > 1 and (alone := [t for t in types if t in ("quantile_balancing", "sinkhorn", "none")]):
-        yield Violation(
-            ("balance.type",),
-            f"`{alone[0]}` in a list of balancing methods is switched off without a word",
-            f"use `type: {alone[0]}` alone",
-        )
-    elif types in (("quantile_balancing",), ("sinkhorn",), ("none",)) and any(recipe.balance.aux_loss_coeff or ()):
-        yield Violation(
-            ("balance.aux_loss_coeff", "balance.type"),
-            f"`balance.aux_loss_coeff` does nothing with `balance.type: {types[0]}`",
-            "unset it with `null`",
-        )
-
-
-def quantiles_are_whole_tokens(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """An assert in the router, at the first step. Source: handbook 3.3; moe/router.py, `quantile_balancing`."""
-    experts, topk, size = recipe.moe.num_experts, recipe.router.topk, sizes(recipe)
-    if "quantile_balancing" not in (recipe.balance.type or ()) or not (experts and topk and size):
-        return
-    assigned = size.micro_batch_seqs * size.seq_length * topk
-    if assigned % experts:
-        yield Violation(
-            ("balance.type", "train.micro_batch_size", "router.topk", "moe.num_experts"),
-            f"quantile balancing needs micro-batch tokens x top-k = {assigned:,} to be a multiple of {experts} experts",
-        )
-
-
 def tensor_parallel_experts_need_sequence(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """A ValueError that reads like a warning, at the first step (megatron/core/transformer/moe/moe_layer.py:629)."""
     if recipe.moe.num_experts and (recipe.parallel.tensor_model or 1) > 1 and not recipe.parallel.sequence:
@@ -179,40 +74,6 @@ def tensor_parallel_experts_need_sequence(recipe: Recipe, target: Target) -> Ite
             ("parallel.tensor_model", "parallel.sequence"),
             f"an MoE with parallel.tensor_model = {recipe.parallel.tensor_model} needs `parallel.sequence`",
             "add `sequence: true` to `parallel`",
-        )
-
-
-def groups_of_experts_fit(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Stops at config (megatron/core/transformer/transformer_config.py:2346-2354).
-
-    Too few experts in the chosen groups for the top-k fail at the first step.
-    """
-    experts, router = recipe.moe.num_experts, recipe.router
-    groups, chosen = router.num_groups, router.group_topk
-    if chosen and not groups:
-        yield Violation(("router.group_topk",), "`router.group_topk` needs `router.num_groups`")
-    elif groups and not chosen:
-        yield Violation(
-            ("router.num_groups", "router.group_topk"), "`router.num_groups` does nothing without `router.group_topk`"
-        )
-    elif chosen and router.topk and router.topk < chosen:
-        yield Violation(
-            ("router.group_topk", "router.topk"),
-            f"router.topk = {router.topk} is below router.group_topk = {chosen}: no score would choose the groups",
-        )
-    elif groups and experts and experts % groups:
-        yield Violation(
-            ("router.num_groups", "moe.num_experts"), f"{experts} experts cannot be put into {groups} equal groups"
-        )
-    elif groups and chosen and chosen > groups:
-        yield Violation(
-            ("router.group_topk", "router.num_groups"), f"a token cannot choose {chosen} of {groups} groups"
-        )
-    elif groups and chosen and experts and router.topk and router.topk > experts // groups * chosen:
-        yield Violation(
-            ("router.topk", "router.group_topk", "router.num_groups", "moe.num_experts"),
-            f"{chosen} of {groups} groups hold {experts // groups * chosen} experts, fewer than "
-            f"router.topk = {router.topk}",
         )
 
 
@@ -225,30 +86,49 @@ def padding_needs_a_capacity(recipe: Recipe, target: Target) -> Iterator[Violati
         )
 
 
-def forced_routing_is_a_benchmark(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Tokens go to random experts and the router learns nothing; never noticed. Source: handbook 3.3."""
-    for name in ("force_load_balancing", "force_biased"):
-        if getattr(recipe.balance, name) and not recipe.benchmark:
-            yield Violation(
-                (f"balance.{name}",),
-                f"`balance.{name}` routes at random and trains no router",
-                "mark a control run with `benchmark: true`, or unset it",
-            )
+def upcycling_begins_from_a_run(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Experts then begin at random and the dense training is lost; never noticed. Source: handbook 3.6.
+
+    Without `--save` Megatron stops at validate (megatron/training/arguments.py:1783). With other widths than the dense
+    run's the load fails when the model is built. And for two reasons of 0.19.2 and of the handbook's commit it always
+    fails there (megatron/training/training.py:2040-2050 and 2159-2180; handbook 2.5).
+    """
+    moe, model = recipe.moe, recipe.model
+    if not moe.use_upcycling:
+        return
+    if not recipe.checkpoint.from_run:
+        yield Violation(
+            ("moe.use_upcycling", "checkpoint.from_run"),
+            "`moe.use_upcycling` needs `checkpoint.from_run`, the dense run whose layers become experts",
+        )
+    if not recipe.checkpoint.save:
+        yield Violation(
+            ("moe.use_upcycling", "checkpoint.save"),
+            "`moe.use_upcycling` needs `checkpoint.save`: the converted model is saved at once",
+        )
+    if moe.ffn_hidden_size and model.ffn_hidden_size and moe.ffn_hidden_size != model.ffn_hidden_size:
+        granularity = moe.upcycling_granularity or 1
+        yield Violation(
+            ("model.ffn_hidden_size", "moe.ffn_hidden_size", "moe.upcycling_granularity"),
+            f"while upcycling, model.ffn_hidden_size = {model.ffn_hidden_size} must be an expert's width: Megatron "
+            f"takes the dense layers to be {granularity} times as wide",
+            f"use {moe.ffn_hidden_size}, for dense layers of {moe.ffn_hidden_size * granularity}",
+        )
+    yield Violation(
+        ("moe.use_upcycling",),
+        f"Megatron {recipe.megatron.version} fails while it upcycles: it hands its loader a wrong argument name, and "
+        "builds the dense model from the MoE's configuration",
+        "launch it with a checkout that has both mended (handbook 2.5, 3.6)",
+        "warning",
+    )
 
 
 RULES: tuple[Rule, ...] = (
     dense_models_say_nothing_of_experts,
     experts_divide_over_ranks,
     expert_ranks_divide_the_world,
-    topk_is_among_the_experts,
     pattern_has_every_layer,
-    top_1_needs_pre_softmax,
-    expert_bias_needs_independent_scores,
-    each_balancing_loss_has_a_coefficient,
-    balancing_without_a_loss_takes_no_coefficient,
-    quantiles_are_whole_tokens,
     tensor_parallel_experts_need_sequence,
-    groups_of_experts_fit,
     padding_needs_a_capacity,
-    forced_routing_is_a_benchmark,
+    upcycling_begins_from_a_run,
 )
