@@ -37,6 +37,7 @@ INSTALLED = {
     "source": "megatron/training/initialize.py: Megatron requires CUDA",
 }
 
+_target: Any = None  # the device of tensors that are asked for on CUDA
 _MEGATRON = ("megatron", "gpt_builders", "model_provider")  # top-level modules that are Megatron's
 # Functions of torch that take `device=`, and methods of Tensor that do.
 _FACTORIES = [
@@ -127,8 +128,8 @@ def install(device: str = "cpu", capability: tuple[int, int] = (9, 0)) -> None:
     """
     import torch
 
-    target = torch.device(device)
-    _move_tensors(torch, target)
+    put_tensors_on(device)
+    _move_tensors(torch)
     _answer_queries(torch, capability)
     torch.compile = _not_compiled
     if device == "cpu":
@@ -136,6 +137,14 @@ def install(device: str = "cpu", capability: tuple[int, int] = (9, 0)) -> None:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks_here))
         # The generator of "the GPU" is the CPU's here, so Megatron warns at every fork of it.
         logging.getLogger("megatron.core.tensor_parallel.random").setLevel(logging.ERROR)
+
+
+def put_tensors_on(device: str) -> None:
+    """From here on, tensors asked for on CUDA are made on `device`."""
+    import torch
+
+    global _target
+    _target = torch.device(device)
 
 
 def _names_cuda(device: Any) -> bool:
@@ -153,8 +162,8 @@ def _megatron_asks() -> bool:
     return name.partition(".")[0] in _MEGATRON
 
 
-def _move_tensors(torch: Any, target: Any) -> None:
-    """Make tensors on `target` wherever a GPU is named, and let them look like a GPU's to Megatron."""
+def _move_tensors(torch: Any) -> None:
+    """Make tensors on `_target` wherever a GPU is named, and let them look like a GPU's to Megatron."""
     from torch.utils._device import _device_constructors
 
     _device_constructors()  # fills torch's cache: `with torch.device(...)` must go on knowing the functions below
@@ -163,7 +172,7 @@ def _move_tensors(torch: Any, target: Any) -> None:
         @functools.wraps(make)
         def make_on_target(*args: Any, **kwargs: Any) -> Any:
             if _names_cuda(kwargs.get("device")):
-                kwargs["device"] = target
+                kwargs["device"] = _target
             return make(*args, **kwargs)
 
         return make_on_target
@@ -177,9 +186,9 @@ def _move_tensors(torch: Any, target: Any) -> None:
 
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         if args and _names_cuda(args[0]):
-            args = (target, *args[1:])
+            args = (_target, *args[1:])
         if _names_cuda(kwargs.get("device")):
-            kwargs["device"] = target
+            kwargs["device"] = _target
         return move(self, *args, **kwargs)
 
     def type_(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -192,7 +201,7 @@ def _move_tensors(torch: Any, target: Any) -> None:
         return _megatron_asks() or bool(is_cuda.__get__(self))
 
     tensor.to, tensor.type, tensor.is_cuda = to, type_, property(looks_cuda)
-    tensor.cuda = lambda self, *_, **__: self if self.device.type == target.type else move(self, target)
+    tensor.cuda = lambda self, *_, **__: self if self.device.type == _target.type else move(self, _target)
     tensor.pin_memory = lambda self, *_, **__: self
     tensor.record_stream = lambda self, stream: None
 

@@ -24,12 +24,12 @@ def dump_table(source: str, python: str | None = None) -> str:
     """
     python = python or sys.executable
     environment = dict(os.environ)
-    checkout = None if source == "installed" else _checkout(source)
-    if checkout is None:
+    path = None if source == "installed" else checkout(source)
+    if path is None:
         # Else Megatron puts the commit of whatever repository its site-packages lies in behind its version.
         environment["NO_VCS_VERSION"] = "1"
     else:
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(checkout), os.environ.get("PYTHONPATH")]))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path), os.environ.get("PYTHONPATH")]))
     try:
         child = subprocess.run([python, str(_CHILD)], env=environment, capture_output=True, text=True, check=False)
     except OSError as problem:
@@ -37,13 +37,14 @@ def dump_table(source: str, python: str | None = None) -> str:
     if child.returncode:
         raise _failure(child.stderr, source, python)
     document = json.loads(child.stdout.splitlines()[-1])
-    if checkout is not None and not Path(document["arguments"]).is_relative_to(checkout):
+    if path is not None and not Path(document["arguments"]).is_relative_to(path):
         raise error(f"`{python}` imports Megatron from `{document['arguments']}`, not from `{source}`")
-    origin = "the installed megatron-core" if checkout is None else "a Megatron-LM checkout"
+    origin = "the installed megatron-core" if path is None else "a Megatron-LM checkout"
     return format_table(document["version"], origin, document["options"])
 
 
-def _checkout(source: str) -> Path:
+def checkout(source: str) -> Path:
+    """The folder of a Megatron-LM checkout, or a `MoekitError` that says why it is none."""
     path = Path(source)
     if not path.is_dir():
         raise error(f"`{source}` is not a directory", "give a Megatron-LM checkout, or `installed`")

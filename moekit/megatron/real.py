@@ -1,31 +1,34 @@
 """The real Megatron's judgement of a command line, on a machine without a GPU.
 
-    python -m moekit.megatron.real < questions.json > answers.json
-
 Importing Megatron takes 3 to 5 seconds and each question leaves its traces in the process (environment, globals,
-determinism), so one process imports it once and forks for every question.
+determinism), so one process imports it once and forks for every question, on all cores at a time
+(`moekit.megatron.forks`); the stages (`moekit.megatron.stages`, `moekit.megatron.step`) run in the forks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
 import linecache
 import os
-import subprocess
 import sys
+import tempfile
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from moekit.megatron import step
 from moekit.megatron.cpu_limits import cpu_limits
+from moekit.megatron.forks import ServerError, ask_each, in_a_fork, serve
+from moekit.megatron.names import names_at
 from moekit.megatron.stages import RUNNERS, STAGES, Parameters, Question, Run
 from moekit.problems import error
 
 Answer = Literal["passed", "refused", "not_judged"]
+
+STAGES_LIMIT_S, STEP_LIMIT_S = 120.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Verdict:
     """What one stage of Megatron says."""
 
     stage: str
-    """One of `moekit.megatron.stages.STAGES`."""
+    """One of `moekit.megatron.stages.STAGES`, or `step`."""
     answer: Answer
     message: str = ""
     """Megatron's own words where it refuses (of a bare assert the source line), the reason where it is not judged."""
@@ -43,6 +46,12 @@ class Verdict:
     """What is not judged."""
     parameters: Parameters | None = None
     """Of stage `build` where a model is built and one tensor- and pipeline-parallel rank holds it all."""
+    names: tuple[str, ...] = ()
+    """Dests and config fields that the refusing statement and the `if`s around it read, nearest first."""
+    losses: tuple[float, ...] | None = None
+    """Of stage `step`: each iteration's, to the last bit; empty where the last pipeline stage is another rank's."""
+    grad_norms: tuple[float, ...] | None = None
+    """Of stage `step`, likewise."""
 
 
 def judge(
@@ -62,28 +71,55 @@ def judge(
     return judge_all([question], megatron)[0]
 
 
-def judge_all(questions: Sequence[Question], megatron: str | None = None) -> list[list[Verdict]]:
+def judge_all(
+    questions: Sequence[Question], megatron: str | None = None, progress: Callable[[int], object] | None = None
+) -> list[list[Verdict]]:
     """`judge` for many questions: Megatron is imported once.
 
-    `megatron` is a Megatron-LM checkout, None the installed megatron-core. Raises `MoekitError` if it does not import.
+    `megatron` is a Megatron-LM checkout, None the installed megatron-core. `progress` is told how many are judged.
+    Raises `MoekitError` if Megatron does not import.
+    """
+    answers = []
+    for verdicts in judge_each(questions, megatron, min(max(1, len(questions)), _cores())):
+        answers.append(verdicts)
+        if progress is not None:
+            progress(len(answers))
+    return answers
+
+
+def judge_each(
+    questions: Iterable[Question], megatron: str | None = None, at_once: int | None = None
+) -> Iterator[list[Verdict]]:
+    """`judge_all`, each answer as it comes, in order, for any number of questions in constant memory.
+
+    `at_once`: how many are judged at a time, by default as many as there are cores, at most 8.
     """
     environment = dict(os.environ)
     paths = [megatron, str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    environment["OMP_NUM_THREADS"] = "1"  # a fork of a process with threads would wait for them for ever
     command = [sys.executable, "-m", "moekit.megatron.real"]
-    text = json.dumps([asdict(question) for question in questions])
-    child = subprocess.run(command, env=environment, input=text, capture_output=True, text=True, check=False)
-    if child.returncode == _NO_MEGATRON:
-        last = child.stderr.strip().splitlines()[-1]
-        raise error(f"the real Megatron does not import: {last}", "`pip install 'moekit[local]'`, on Linux")
-    if child.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{child.stderr}")
-    return [[_verdict(fields) for fields in verdicts] for verdicts in json.loads(child.stdout)]
+    asked = (asdict(question) for question in questions)
+    try:
+        for answers in ask_each(command, environment, asked, at_once or _cores()):
+            yield [_verdict(fields) for fields in answers]
+    except ServerError as problem:
+        if problem.code == _NO_MEGATRON:
+            last = str(problem).strip().splitlines()[-1]
+            raise error(
+                f"the real Megatron does not import: {last}", "`pip install 'moekit[local]'`, on Linux"
+            ) from None
+        raise RuntimeError(f"{' '.join(command)} failed:\n{problem}") from None
+
+
+def _cores() -> int:
+    return min(8, len(os.sched_getaffinity(0)))
 
 
 def _verdict(fields: dict[str, Any]) -> Verdict:
     parameters = fields.pop("parameters")
-    return Verdict(**fields, parameters=Parameters(**parameters) if parameters else None)
+    tuples = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+    return Verdict(**{**fields, **tuples}, parameters=Parameters(**parameters) if parameters else None)
 
 
 # Below: inside the process that has Megatron.
@@ -91,19 +127,59 @@ def _verdict(fields: dict[str, Any]) -> Verdict:
 _NO_MEGATRON = 3
 
 
-def answer(question: Question) -> Iterator[Verdict]:
-    """Run the stages of one question; Megatron must be loaded, and this process is spoilt afterwards."""
+def answer(question: Question) -> list[dict[str, Any]]:
+    """The verdicts of one question as JSON values, each part in a fork of this process, which must have Megatron."""
+    asked = [stage for stage in STAGES if stage in question.stages]
+    verdicts = _until_it_ends(lambda: _stages(question, asked), asked, STAGES_LIMIT_S) if asked else []
+    if "step" in question.stages and all(verdict["answer"] != "refused" for verdict in verdicts):
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            verdicts += _until_it_ends(lambda: iter([_step(question, Path(folder))]), ["step"], STEP_LIMIT_S)
+    return verdicts
+
+
+def _until_it_ends(work: Callable[[], Iterator[Verdict]], stages: list[str], limit_s: float) -> list[dict[str, Any]]:
+    """The verdicts of `work` in a fork; of a fork that is killed or dies, the stage it was in is not judged."""
+    verdicts, why = in_a_fork(lambda: (asdict(verdict) for verdict in work()), limit_s)
+    if why:
+        message = f"it does not end in {limit_s:.0f} s" if why == "time" else f"its process ends with {why}"
+        verdicts.append(asdict(Verdict(stages[len(verdicts)], "not_judged", message, feature=why.split()[0])))
+    return verdicts
+
+
+def _stages(question: Question, stages: list[str]) -> Iterator[Verdict]:
+    """Run these stages; this process is spoilt afterwards."""
     from moekit.megatron.stages import pretend
 
     run = Run(question)
     pretend(question)
-    for stage in STAGES:
-        if stage not in question.stages:
-            continue
+    for stage in stages:
         verdict = _build(run) if stage == "build" else _run_stage(stage, run)
         yield verdict
         if verdict.answer == "refused":
             return
+
+
+def _step(question: Question, folder: Path) -> Verdict:
+    """Stage `step`, from the parser on: of the stages before it, this process must know nothing."""
+    from moekit.megatron.stages import pretend
+
+    run = Run(question)
+    pretend(question)
+    for stage in ("parse", "validate"):
+        verdict = _run_stage(stage, run)
+        if verdict.answer == "refused":
+            return replace(verdict, stage="step")
+    if lacking := step.not_judged(run.args):
+        return Verdict("step", "not_judged", lacking[1], feature=lacking[0])
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            steps = step.step(run.args, folder)
+    except (Exception, SystemExit) as problem:
+        if feature := step.cpu_lacks(problem):
+            return replace(_refusal("step", problem, printed.getvalue()), answer="not_judged", feature=feature)
+        return _refusal("step", problem, printed.getvalue())
+    return Verdict("step", "passed", losses=tuple(steps.losses), grad_norms=tuple(steps.grad_norms))
 
 
 def _build(run: Run) -> Verdict:
@@ -129,11 +205,20 @@ def _run_stage(stage: str, run: Run) -> Verdict:
     except (Exception, SystemExit) as problem:
         if isinstance(problem, SystemExit) and not problem.code:
             return Verdict(stage, "refused", "ends Megatron without training")  # --help
-        message, place = _message(problem, printed.getvalue()), _place(problem)
+        verdict = _refusal(stage, problem, printed.getvalue())
         if stage == "build" and not isinstance(problem, AssertionError | ValueError):
-            return Verdict(stage, "not_judged", message, place, feature="a model of the local layers")
-        return Verdict(stage, "refused", message, place)
+            return replace(verdict, answer="not_judged", feature="a model of the local layers")
+        return verdict
     return Verdict(stage, "passed", parameters=parameters)
+
+
+def _refusal(stage: str, problem: BaseException, printed: str) -> Verdict:
+    message = _message(problem, printed)
+    if isinstance(problem, SystemExit):
+        return Verdict(stage, "refused", message)
+    frame = _frame(problem)
+    place = f"{frame.filename.rpartition('/megatron/')[2]}:{frame.lineno}"
+    return Verdict(stage, "refused", message, place, names=names_at(frame.filename, frame.lineno or 0))
 
 
 def _message(problem: BaseException, printed: str) -> str:
@@ -151,50 +236,14 @@ def _message(problem: BaseException, printed: str) -> str:
     return f"{type(problem).__name__}: {text}"
 
 
-def _place(problem: BaseException) -> str:
-    if isinstance(problem, SystemExit):
-        return ""
-    frame = _frame(problem)
-    return f"{frame.filename.rpartition('/megatron/')[2]}:{frame.lineno}"
-
-
 def _frame(problem: BaseException) -> traceback.FrameSummary:
     """The innermost frame of Megatron's."""
     frames = traceback.extract_tb(problem.__traceback__)
     return [frame for frame in frames if "/megatron/" in frame.filename and "/moekit/" not in frame.filename][-1]
 
 
-def _in_a_fork(question: Question) -> list[dict[str, Any]]:
-    """The verdicts of one question as JSON values, from a copy of this process."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        code = 1
-        try:
-            text = json.dumps([asdict(verdict) for verdict in answer(question)])
-            with os.fdopen(writing, "w") as pipe:
-                pipe.write(text)
-            code = 0
-        except Exception:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        text = pipe.read()
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code:
-        raise RuntimeError(f"the process of {question} ended with {code}")
-    answers: list[dict[str, Any]] = json.loads(text)
-    return answers
-
-
-def main() -> None:
-    """Questions as JSON on standard input, verdicts as JSON on standard output."""
-    output = os.dup(1)
-    os.dup2(2, 1)  # what Megatron prints goes to standard error
-    questions = [Question(**fields) for fields in json.load(sys.stdin)]
+def main(sockets: list[str]) -> None:
+    """Answer the questions that come on these sockets; exit code 3 if there is no Megatron."""
     from moekit.megatron.stages import load
 
     try:
@@ -202,10 +251,8 @@ def main() -> None:
     except ImportError as problem:
         print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
         raise SystemExit(_NO_MEGATRON) from None
-    answers = [_in_a_fork(question) for question in questions]
-    with os.fdopen(output, "w") as pipe:
-        json.dump(answers, pipe)
+    serve(map(int, sockets), lambda fields: answer(Question(**fields)))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 STAGES = ("parse", "validate", "config", "container", "schedule", "groups", "build")
+"""What takes a fraction of a second, in order; stage `step` (`moekit.megatron.step`), seconds, runs when asked for."""
 
 # What validation reads from the environment (arguments.py `validate_args`, determinism.py): the recipe's answer counts
 # and not this machine's.
@@ -37,7 +38,8 @@ class Question:
     environment: Mapping[str, str] | None = None
     """The run's environment variables; of what Megatron reads, this process's own are not used."""
     stages: Sequence[str] = STAGES
-    """Which stages to run: each needs those before it, save that `container` and `schedule` may be left out."""
+    """Which stages to run: each needs those before it, save that `container` and `schedule` may be left out; `step`
+    needs none, and runs where none of the others refuses."""
 
 
 @dataclass
@@ -164,13 +166,14 @@ def schedule(run: Run) -> None:
 
     args = run.args
     set_args(args)
-    init_num_microbatches_calculator(
-        args.rank,
-        args.rampup_batch_size,
-        args.global_batch_size,
-        args.micro_batch_size,
-        args.data_parallel_size,
-        args.decrease_batch_size_if_needed,
+    init_num_microbatches_calculator(  # as global_vars.py:127
+        rank=args.rank,
+        global_batch_size=args.global_batch_size,
+        micro_batch_size=args.micro_batch_size,
+        data_parallel_size=args.data_parallel_size * args.gtp_weight_remat_size,
+        decrease_batch_size_if_needed=args.decrease_batch_size_if_needed,
+        step_batch_size_schedule=args.step_batch_size_schedule,
+        seq_length=args.seq_length,
     )
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     optimizer.param_groups[0].update(max_lr=args.lr, min_lr=args.min_lr, wd_mult=1.0, lr_mult=1.0)

@@ -1,0 +1,236 @@
+"""Stage `step`: the first two iterations of Megatron's own trainer, as rank 0 of the world, on the CPU.
+
+The other ranks are torch's fake process group: shapes and code paths are the run's, collectives move nothing, so losses
+say nothing of training; but they are the same to the last bit whenever the same command line is asked. Like
+`moekit.megatron.stages`, this changes its process for good. Line numbers are megatron-core 0.19.2's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moekit.megatron.cpu_limits import cpu_limits
+
+ITERATIONS = 2
+PARAMETERS_AT_MOST = 30_000_000
+TOKENS_AT_MOST = 8192
+"""Of one micro batch."""
+WORK_AT_MOST = 2e11
+"""Parameters times tokens of one iteration on one rank: some ten seconds of a core."""
+
+_VOCABULARY = 1024
+"""In the place of a tokenizer's that may not be here."""
+
+# Limits that do not keep a step from being judged: Megatron itself refuses what is in their way.
+_JUDGED_ANYWAY = ("MoE with tensor parallel",)
+
+
+@dataclass
+class Steps:
+    """What the iterations came to, floats exactly as Megatron has them."""
+
+    losses: list[float] = field(default_factory=list)
+    """Of each iteration; none on a pipeline stage that is not the last."""
+    grad_norms: list[float] = field(default_factory=list)
+
+
+class _Done(BaseException):
+    """Enough iterations: no `except Exception` of Megatron's may catch it."""
+
+
+def not_judged(args: Any) -> tuple[str, str] | None:
+    """What of these validated arguments has no step on a CPU, and why."""
+    values = vars(args)
+    for limit in cpu_limits(values):
+        if limit.build != "replaced" and limit.feature not in _JUDGED_ANYWAY:
+            return limit.feature, limit.reason
+    for dest, feature, reason in _NO_STEP:
+        if values.get(dest):
+            return feature, reason
+    tokens, parameters = args.seq_length * args.micro_batch_size, _parameters(args)
+    batch = args.global_batch_size / (args.micro_batch_size * args.data_parallel_size)
+    if parameters > PARAMETERS_AT_MOST:
+        return "size", f"about {parameters / 1e6:.0f} million parameters on a rank are too many for a CPU"
+    if tokens > TOKENS_AT_MOST or parameters * tokens * batch > WORK_AT_MOST:
+        return "size", f"{batch:.0f} micro batches of {tokens} tokens are too many for a CPU"
+    return None
+
+
+_NO_STEP = (
+    ("moe_use_upcycling", "checkpoint", "upcycling starts from a dense checkpoint"),
+    ("use_checkpoint_args", "checkpoint", "the checkpoint says what is trained"),
+    ("pretrained_checkpoint", "checkpoint", "training starts from a checkpoint"),
+    ("perform_rl_step", "reinforcement learning", "it needs an inference engine"),
+    ("sft", "training script", "it takes the script of a Megatron-LM checkout"),
+    ("fim_data", "training script", "it takes the script of a Megatron-LM checkout"),
+    ("hybrid_context_parallel", "training script", "it takes the script of a Megatron-LM checkout"),
+    ("logits_load_dir", "training script", "it takes the script of a Megatron-LM checkout"),
+    ("dataloader_inter_document_masking", "training script", "it takes the script of a Megatron-LM checkout"),
+    ("per_dataset_sequences_path", "training script", "it takes the script of a Megatron-LM checkout"),
+)
+
+
+def _parameters(args: Any) -> float:
+    """About how many parameters rank 0 holds."""
+    hidden, layers = args.hidden_size, args.num_layers / args.pipeline_model_parallel_size
+    tensor, gates = args.tensor_model_parallel_size, 3 if args.swiglu else 2
+    attention = (args.num_attention_heads * (args.kv_channels or 0) or hidden) * hidden * 4 / tensor
+    dense = gates * hidden * (args.ffn_hidden_size or 4 * hidden) / tensor
+    experts = 0.0
+    if args.num_experts:
+        width = args.moe_ffn_hidden_size or args.ffn_hidden_size or 4 * hidden
+        cut = args.expert_model_parallel_size * (args.expert_tensor_parallel_size or tensor)
+        shared = gates * hidden * (args.moe_shared_expert_intermediate_size or 0) / tensor
+        experts = args.num_experts * gates * hidden * width / cut + shared
+    embeddings = 2 * (args.padded_vocab_size or args.vocab_size or _VOCABULARY) * hidden / tensor
+    return float(layers * (attention + max(dense, experts)) + embeddings)
+
+
+def step(args: Any, folder: Path) -> Steps:
+    """Train `args` (validated) for two iterations; what the run writes goes below `folder`, the working directory."""
+    import torch
+    from megatron.training import training
+    from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
+    from megatron.training.global_vars import set_global_variables
+
+    from megatron.core.enums import ModelType
+    from moekit.job import cuda_on_cpu, fixes, gpt
+
+    os.chdir(folder)
+    torch.set_num_threads(1)
+    cuda_on_cpu.put_tensors_on("cpu")
+    fixes.install()
+    _empty_is_zero(torch)
+    _at_the_desk(args, folder)
+    steps = Steps()
+    _watch(training, steps)
+
+    def data(sample_counts: Any, vp_stage: int | None = None) -> Any:
+        enough = (ITERATIONS + 1) * args.global_batch_size
+        return gpt.datasets([count and min(count, enough) for count in sample_counts], vp_stage)
+
+    data.is_distributed = True  # type: ignore[attr-defined]  # as in gpt.main
+    set_global_variables(args)
+    config = pretrain_cfg_container_from_args(args, gpt_config_from_args(args))
+    try:
+        training.pretrain(
+            config,
+            data,
+            ModelType.encoder_or_decoder,
+            gpt.forward_step,
+            get_embedding_ranks=gpt.embedding_ranks,
+        )
+    except _Done:
+        pass
+    except SystemExit as end:
+        if end.code:
+            raise
+    return steps
+
+
+def _at_the_desk(args: Any, folder: Path) -> None:
+    """Leave out of validated arguments what is not of this machine: the other ranks, the GPU's layers, files."""
+    # arguments.py:1701, what validation makes of --fake-process-group.
+    args.fake_process_group, args.check_for_nan_in_loss_and_grad, args.use_gloo_process_groups = True, False, False
+    args.check_for_spiky_loss = args.check_for_large_grads = False
+    args.transformer_impl, args.no_persist_layer_norm = "local", True
+    for fusion in _FUSIONS:
+        setattr(args, fusion, False)
+    args.mock_data, args.num_workers = True, 0
+    for dest in _READ:
+        setattr(args, dest, None)
+    if args.tokenizer_type != "NullTokenizer":
+        args.tokenizer_type, args.null_tokenizer_eod_id = "NullTokenizer", 0
+        args.vocab_size = args.vocab_size or _VOCABULARY
+    for dest in _WRITTEN:
+        if getattr(args, dest, None):
+            setattr(args, dest, str(folder / dest))
+    for dest in _OFF:
+        setattr(args, dest, False)
+    args.wandb_project = ""
+    if not args.multiple_validation_sets:
+        args.eval_iters, args.full_validation = 0, False
+
+
+_FUSIONS = (
+    "apply_rope_fusion",
+    "masked_softmax_fusion",
+    "gradient_accumulation_fusion",
+    "moe_permute_fusion",
+    "moe_router_fusion",
+)
+_READ = (
+    *("data_path", "data_args_path", "train_data_path", "valid_data_path", "test_data_path"),
+    *("per_split_data_args_path", "object_storage_cache_path", "load", "metadata_path"),
+)
+_WRITTEN = (
+    *("save", "tensorboard_dir", "data_cache_path", "moe_routing_trace_path", "config_logger_dir"),
+    *("flight_recorder_dump_path", "logits_save_dir", "memory_snapshot_path", "non_persistent_global_ckpt_dir"),
+    *("non_persistent_local_ckpt_dir", "result_rejected_tracker_filename", "rl_profile_dir", "wandb_save_dir"),
+)
+_OFF = ("profile", "record_memory_history", "async_save", "exit_signal_handler", "run_workload_inspector_server")
+
+
+def _watch(training: Any, steps: Steps) -> None:
+    """Note each iteration's result, and end the run where Megatron would next think of a checkpoint."""
+    train_step = training.train_step
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        result = train_step(*args, **kwargs)
+        losses, norm = result[0], result[5]
+        if "lm loss" in losses:
+            steps.losses.append(float(losses["lm loss"]))
+        if norm is not None:
+            steps.grad_norms.append(float(norm))
+        return result
+
+    def decide(model: Any, optimizer: Any, scheduler: Any, iteration: int, *_: Any, **__: Any) -> bool:
+        if iteration >= ITERATIONS:
+            raise _Done
+        return False
+
+    training.train_step, training.checkpoint_and_decide_exit = noted, decide
+
+
+def _empty_is_zero(torch: Any) -> None:
+    """Make `torch.empty` give zeros: what the fake process group "receives" is then the same in every run."""
+
+    def zeroed(make: Callable[..., Any]) -> Callable[..., Any]:
+        def make_zeros(*args: Any, **kwargs: Any) -> Any:
+            with torch.no_grad():
+                return make(*args, **kwargs).zero_()
+
+        return make_zeros
+
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        setattr(owner, name, zeroed(getattr(owner, name)))
+
+
+def cpu_lacks(problem: BaseException) -> str | None:
+    """What only a GPU or a package of the GPU's image has, where it is that which `problem` misses."""
+    chain: list[BaseException] = [problem]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    for one in chain:
+        text = str(one)
+        if isinstance(one, ModuleNotFoundError) and not (one.name or "").startswith("megatron"):
+            return f"package {(one.name or '').partition('.')[0]}"
+        for pattern, feature in _LACKS:
+            if re.search(pattern, text):
+                return feature
+    return None
+
+
+_LACKS = (
+    (r"Transformer ?Engine is (pretended|required|not)", "Transformer Engine"),
+    (r"name '(te|tex|transformer_engine)\w*' is not defined", "Transformer Engine"),
+    (r"\b(emerging_optimizers|flash.attn|[Aa]pex|nvidia_resiliency_ext|nvidia-resiliency-ext)\b", "a package"),
+    (r"not implemented for '(Half|BFloat16|Float8\w*)'", "a kernel"),
+    (r"Could not run 'aten::|Torch not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs", "a kernel"),
+    (r"(Triton|triton) .*(driver|active)|0 active drivers", "a Triton kernel"),
+)
