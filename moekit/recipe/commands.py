@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,9 @@ from moekit import share
 from moekit.problems import MoekitError, Problem, error, print_problems, shortened
 from moekit.recipe.load import Loaded, load, load_partly
 from moekit.recipe.values import order, origins, plain_values
+
+if TYPE_CHECKING:
+    from moekit.launch.real_check import Judged
 
 app = typer.Typer()
 
@@ -31,29 +34,83 @@ def check(
     recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="Recipe files, or names of shipped ones.")],
     profile: ProfileOption = None,
     as_json: JsonOption = False,
+    real: Annotated[
+        bool, typer.Option("--real", help="Ask the real Megatron as well, on the CPU: 5 seconds, and 1 a recipe.")
+    ] = False,
+    megatron: Annotated[
+        str | None,
+        typer.Option(
+            "--megatron",
+            metavar="PATH",
+            help="With --real: a Megatron-LM checkout to ask.",
+            show_default="the installed megatron-core",
+        ),
+    ] = None,
+    in_image: Annotated[
+        bool, typer.Option("--in-image", help="With --real, on a cluster: ask in the profile's image, by srun.")
+    ] = False,
 ) -> None:
     """Hold recipes against Megatron: every field, every rule, every option; a second, no GPU.
 
     Exit code 0 when Megatron can start each of them, else 1. Warnings alone are 0.
+
+    With --real, Megatron's own stages run on this machine's CPU for the profile's GPUs, up to the model without its
+    memory. A line for each recipe says what passed, what is refused, and what a CPU cannot judge.
     """
     from moekit.launch.cluster import find_cluster
-    from moekit.recipe.check import problems_of
 
+    if not real and (megatron or in_image):
+        raise error(f"`{'--megatron' if megatron else '--in-image'}` says whom `--real` asks", "add `--real`")
     cluster = find_cluster(profile)
-    found: dict[str, list[Problem]] = {}
-    for recipe in recipes:
-        try:
-            found[recipe] = problems_of(load_partly(recipe), cluster)
-        except MoekitError as refused:
-            found[recipe] = list(refused.problems)
+    found, readable = _by_the_rules(recipes, cluster)
+    judged = _by_the_real_one(readable, cluster, megatron, in_image, found) if real else {}
     problems = [problem for several in found.values() for problem in several]
     errors = [problem for problem in problems if problem.level == "error"]
     if as_json:
-        print(json.dumps({recipe: [_as_json(p) for p in several] for recipe, several in found.items()}, indent=1))
+        listed: dict[str, Any] = {recipe: [_as_json(p) for p in several] for recipe, several in found.items()}
+        if real:
+            values = {recipe: answer.values for recipe, answer in judged.items()}
+            listed = {recipe: {"problems": listed[recipe], **values.get(recipe, {})} for recipe in listed}
+        print(json.dumps(listed, indent=1))
     else:
         print_problems(problems)
+        for recipe, answer in judged.items():
+            for line in answer.lines:
+                print(f"{recipe}: {line}")
         _print_verdict(found, len(errors), len(problems) - len(errors), cluster.name, assumed=profile is None)
     raise typer.Exit(1 if errors else 0)
+
+
+def _by_the_rules(recipes: list[str], cluster: Any) -> tuple[dict[str, list[Problem]], dict[str, Loaded]]:
+    """What is wrong with each recipe at the desk, and those that can be read."""
+    from moekit.recipe.check import problems_of
+
+    found: dict[str, list[Problem]] = {}
+    readable: dict[str, Loaded] = {}
+    for recipe in recipes:
+        try:
+            loaded = load_partly(recipe)
+            found[recipe] = problems_of(loaded, cluster)
+        except MoekitError as refused:
+            found[recipe] = list(refused.problems)
+        else:
+            readable[recipe] = loaded
+    return found, readable
+
+
+def _by_the_real_one(
+    readable: dict[str, Loaded], cluster: Any, megatron: str | None, in_image: bool, found: dict[str, list[Problem]]
+) -> dict[str, Judged]:
+    """What Megatron itself says of each; its refusals come behind what was `found`, also where there is no Megatron."""
+    from moekit.launch.real_check import real_check
+
+    try:
+        judged = real_check(readable, cluster, megatron, in_image)
+    except MoekitError as refused:
+        raise MoekitError(*(problem for several in found.values() for problem in several), *refused.problems) from None
+    for recipe, answer in judged.items():
+        found[recipe] += answer.problems
+    return judged
 
 
 def _print_verdict(found: dict[str, list[Problem]], errors: int, warnings: int, cluster: str, assumed: bool) -> None:
