@@ -2,6 +2,7 @@
 # make test         every check and test of the project
 # make test-fast    the same without the suites that train or start services
 # make bench        the benchmarks
+# make agree        N=10000 random recipes (SEED=1) before our rules and the real Megatron, hours; goes on where it ended
 # make lock         new requirements/*.txt from pyproject.toml (needs uv)
 # PYTHON=... chooses the interpreter; NAME=... the quickstart's run.
 
@@ -11,13 +12,15 @@ SHELL := /bin/bash
 VENV ?= .venv
 RUN := $(VENV)/bin
 NAME := quickstart
+N := 10000
+SEED := 1
 FITS := import sys, venv, ensurepip; sys.exit(not (3, 12) <= sys.version_info < (3, 14))
 
 # The command line's own packages are compiled now; the trainer's, much larger, when they are first used.
 install-moekit = $(RUN)/python -m pip install --quiet --no-deps --no-build-isolation --editable . \
     && $(RUN)/python -m compileall -q moekit $(VENV)/lib/python3*/site-packages/{typer,yaml}
 
-.PHONY: on-linux help quickstart test test-fast lint bench lock clean
+.PHONY: on-linux help quickstart test test-fast lint bench agree lock clean
 
 help:
 	@sed -n 's/^# \(make\)/\1/p' Makefile
@@ -36,6 +39,9 @@ lint: $(VENV)/dev.stamp
 
 bench: $(VENV)/dev.stamp
 	@$(RUN)/python tests/benchmarks/dry_run.py
+
+agree: $(VENV)/dev.stamp
+	@$(RUN)/python tests/differential/agree.py -n $(N) --seed $(SEED) --answers $(VENV)/agree.answers --shrink
 
 lock: $(VENV)/dev.stamp
 	@PATH="$(abspath $(RUN)):$$PATH" requirements/lock.sh
