@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from moekit.launch.cluster import Cluster
@@ -102,7 +102,7 @@ def ask_here(asked: Sequence[Question], megatron: str = "installed") -> tuple[Ju
             "on a cluster, `--in-image` asks that of the profile's image"
         )
         raise error("there is no Megatron here to judge a recipe", remedy)
-    return judge, judge_all(asked, path)
+    return replace(judge, transformer_engine=None), judge_all(asked, path)
 
 
 def ask_in_image(asked: Sequence[Question], cluster: Cluster) -> tuple[Judge, list[list[Verdict]]]:

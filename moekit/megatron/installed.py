@@ -19,7 +19,7 @@ class Judge:
     commit: str = ""
     """The commit of a checkout; empty where it is not known."""
     transformer_engine: str | None = None
-    """The version installed beside it; None where there is none."""
+    """The version installed beside it; None where there is none, or another is pretended."""
 
     def is_version(self, version: str) -> bool:
         """Whether a recipe's `megatron.version`, a release or the beginning of a commit, means this one."""

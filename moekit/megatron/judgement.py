@@ -16,7 +16,7 @@ from moekit.recipe.load import Loaded, fields_by_option
 from moekit.recipe.nodes import Scalar
 from moekit.recipe.nodes import Sequence as Items
 
-_CALLED = {
+CALLED = {
     # TransformerConfig, where it differs from the argument it comes from (training/argument_utils.py:277).
     "num_moe_experts": ("num_experts",),
     "num_layers_in_first_pipeline_stage": ("decoder_first_pipeline_num_layers",),
@@ -42,6 +42,11 @@ _CALLED = {
     "rope_scaling": ("use_rope_scaling",),
     "share_embeddings_and_output_weights": ("untie_embeddings_and_output_weights",),
     "cuda_graph_scope": ("cuda_graph_modules",),
+    "inference_sampling_seed": ("seed",),
+    "seq_len_interpolation_factor": ("rotary_seq_len_interpolation_factor",),
+    "quant_recipe": ("te_precision_config_file",),
+    "transformer_layer_spec": ("spec",),
+    "hybrid_stack_spec": ("spec",),
     # Of the other configurations (training/training.py:1914, training/argument_utils.py:131).
     "lr_decay_steps": ("lr_decay_iters", "lr_decay_samples"),
     "wsd_decay_steps": ("lr_wsd_decay_iters", "lr_wsd_decay_samples"),
@@ -53,9 +58,15 @@ _CALLED = {
     "save_rng": ("no_save_rng",),
     "load_optim": ("no_load_optim",),
     "load_rng": ("no_load_rng",),
+    "fully_parallel_save": ("ckpt_fully_parallel_save",),
+    "fully_parallel_load": ("ckpt_fully_parallel_load",),
+    "use_nsys_profiler": ("profile",),
+    "check_for_nan_in_loss": ("check_for_nan_in_loss_and_grad",),
     # Of functions and layers.
     "moe_layer_pattern": ("moe_layer_freq",),
     "topk": ("moe_router_topk",),
+    "num_groups": ("moe_router_num_groups",),
+    "group_topk": ("moe_router_group_topk",),
     "expert_tensor_model_pipeline_parallel": (
         *("expert_model_parallel_size", "expert_tensor_parallel_size", "pipeline_model_parallel_size"),
     ),
@@ -102,11 +113,10 @@ def fields_of(verdict: Verdict, loaded: Loaded) -> list[str]:
     """
     known = _fields_by_name(loaded)
     said = _mentioned(verdict.message, known)
-    condition = [name for name in verdict.names for name in _CALLED.get(name, (name,)) if name in known]
-    fields = list(dict.fromkeys(known[name] for name in (*said, *condition)))
-    fields += [
-        f"runtime.environment.{name}" for name in loaded.recipe.runtime.environment or () if name in verdict.message
-    ]
+    condition = [name for name in verdict.names for name in CALLED.get(name, (name,)) if name in known]
+    variables = [name for name in loaded.recipe.runtime.environment or () if name in verdict.message]
+    fields = [f"runtime.environment.{name}" for name in variables]
+    fields += dict.fromkeys(known[name] for name in (*said, *condition))
     fields = fields or list(_with_value_in(verdict.message, loaded))
     in_message = {known[name] for name in said}
     kept = [name for name in fields if name in in_message or _distance(name, loaded) < _UNSET] or fields
@@ -163,7 +173,7 @@ def _mentioned(message: str, known: dict[str, str]) -> list[str]:
     single word only where it is written as a name (`--lr`, `args.lr`, `'lr'`), for `save` and `split` are English too.
     """
     options = {option.removeprefix("--").replace("-", "_"): dest for option, dest in _dests(known)}
-    dests = {name: (name,) for name in known} | {name: (dest,) for name, dest in options.items()} | _CALLED
+    dests = {name: (name,) for name in known} | {name: (dest,) for name, dest in options.items()} | CALLED
     prose = re.sub(r"[^a-z0-9]", "_", message.lower())  # as long as the message: positions are the same
     long = [name for name in dests if "_" in name or any(letter.isdigit() for letter in name)]
     short = [name for name in dests if name not in long]
@@ -229,7 +239,8 @@ def fair(verdicts: Sequence[Verdict], argv: Sequence[str], loaded: Loaded, judge
 def summary(verdicts: Sequence[Verdict], stages: Sequence[str], loaded: Loaded, judge: Judge) -> str:
     """What each stage said, on one line: what is not judged is never called passed."""
     version = loaded.recipe.megatron.version
-    head = f"{judge}" + ("" if judge.is_version(version) else f" (the recipe is for {version})")
+    engine = f" with Transformer Engine {judge.transformer_engine}" if judge.transformer_engine else ""
+    head = f"{judge}{engine}" + ("" if judge.is_version(version) else f" (the recipe is for {version})")
     by_stage: dict[str, Verdict] = {}
     for verdict in verdicts:
         shown = shown_stage(verdict.stage)
