@@ -169,7 +169,7 @@ def _work(work: Callable[[], Iterator[Any]], reading: int, writing: int) -> None
 
 def _read(reading: int, deadline: float) -> tuple[str, bool]:
     """All that comes before the other end closes, and whether it did before `deadline`."""
-    parts = []
+    parts: list[bytes] = []
     with os.fdopen(reading, "rb", buffering=0) as pipe:
         while (left := deadline - time.monotonic()) > 0 and select.select([pipe], [], [], left)[0]:
             part = pipe.read(65536)

@@ -1,6 +1,6 @@
 """Which names a refusal is about: what the raising statement and the conditions around it read.
 
-For `assert args.min_lr <= args.lr` these are `min_lr` and `lr`: Megatron's dests and config fields, found in its source.
+For `assert args.min_lr <= args.lr` these are `min_lr` and `lr`: dests and config fields, found in Megatron's source.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def _around(body: list[ast.stmt], line: int) -> Iterator[ast.AST]:
     for statement in body:
         if not _holds(statement, line):
             continue
-        blocks = [block for block in (getattr(statement, name, []) for name in ("body", "orelse", "finalbody")) if block]
+        blocks = [getattr(statement, name, []) for name in ("body", "orelse", "finalbody")]
         blocks += [handler.body for handler in getattr(statement, "handlers", [])]
         inner = [block for block in blocks if any(_holds(part, line) for part in block)]
-        if not blocks:
+        if not any(blocks):
             yield statement
         elif not inner:  # the head of an `if`, `for` or `with`
             yield from (getattr(statement, name) for name in ("test", "iter") if hasattr(statement, name))

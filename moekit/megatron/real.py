@@ -132,6 +132,7 @@ def answer(question: Question) -> list[dict[str, Any]]:
     asked = [stage for stage in STAGES if stage in question.stages]
     verdicts = _until_it_ends(lambda: _stages(question, asked), asked, STAGES_LIMIT_S) if asked else []
     if "step" in question.stages and all(verdict["answer"] != "refused" for verdict in verdicts):
+        step.prepare()
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             verdicts += _until_it_ends(lambda: iter([_step(question, Path(folder))]), ["step"], STEP_LIMIT_S)
     return verdicts
@@ -176,9 +177,9 @@ def _step(question: Question, folder: Path) -> Verdict:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             steps = step.step(run.args, folder)
     except (Exception, SystemExit) as problem:
-        if feature := step.cpu_lacks(problem):
-            return replace(_refusal("step", problem, printed.getvalue()), answer="not_judged", feature=feature)
-        return _refusal("step", problem, printed.getvalue())
+        verdict = _refusal("step", problem, printed.getvalue())
+        feature = step.cpu_lacks(problem)
+        return replace(verdict, answer="not_judged", feature=feature) if feature else verdict
     return Verdict("step", "passed", losses=tuple(steps.losses), grad_norms=tuple(steps.grad_norms))
 
 
@@ -206,6 +207,8 @@ def _run_stage(stage: str, run: Run) -> Verdict:
         if isinstance(problem, SystemExit) and not problem.code:
             return Verdict(stage, "refused", "ends Megatron without training")  # --help
         verdict = _refusal(stage, problem, printed.getvalue())
+        if feature := step.cpu_lacks(problem):
+            return replace(verdict, answer="not_judged", feature=feature)
         if stage == "build" and not isinstance(problem, AssertionError | ValueError):
             return replace(verdict, answer="not_judged", feature="a model of the local layers")
         return verdict

@@ -19,6 +19,8 @@ STAGES = ("parse", "validate", "config", "container", "schedule", "groups", "bui
 # and not this machine's.
 _READ_BY_MEGATRON = ("NCCL_", "NVTE_", "CUDA_DEVICE_", "PYTORCH_", "CUBLAS_", "TORCH_")
 
+_SCRIPT = "pretrain_gpt.py"
+
 # What pretrain_gpt.py passes to Megatron's `pretrain` as `args_defaults`.
 _PRETRAIN_GPT_DEFAULTS = {"tokenizer_type": "GPT2BPETokenizer"}
 
@@ -72,7 +74,26 @@ def load(capability: tuple[int, int] = (9, 0)) -> None:
     import megatron.training.arguments
     import megatron.training.initialize
     import megatron.training.models.gpt
-    import megatron.training.training  # noqa: F401
+    import megatron.training.training
+    import torch
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401
+
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)  # imports torch._dynamo, half a second
+    _keep_parser(megatron.training.arguments)
+
+
+def _keep_parser(arguments: Any) -> None:
+    """Make Megatron's parser of 800 options once, a quarter of a second, and not for every question."""
+    from argparse import ArgumentParser
+
+    parser: ArgumentParser = arguments.add_megatron_arguments(ArgumentParser(prog=_SCRIPT, allow_abbrev=False))
+
+    def kept(_: ArgumentParser) -> ArgumentParser:
+        # inprocess_restart.py: the only default that depends on the question
+        parser.set_defaults(inprocess_active_world_size=int(os.environ["WORLD_SIZE"]))
+        return parser
+
+    arguments.add_megatron_arguments = kept
 
 
 def pretend(question: Question) -> None:
@@ -121,7 +142,7 @@ def parse(run: Run) -> None:
     """Megatron's argparse (arguments.py `parse_args`)."""
     from megatron.training.arguments import parse_args
 
-    sys.argv = ["pretrain_gpt.py", *run.question.argv]
+    sys.argv = [_SCRIPT, *run.question.argv]
     run.args = parse_args()
 
 
@@ -207,7 +228,7 @@ def build(run: Run) -> Parameters | None:
     from megatron.training.models.gpt import GPTModelBuilder
 
     model_parallel_cuda_manual_seed(1)
-    run.config.transformer_impl = "local"
+    run.config.transformer_impl, run.config.perform_initialization = "local", False
     for fusion in _FUSIONS:
         setattr(run.config, fusion, False)
     vp_stage = None if run.args.virtual_pipeline_model_parallel_size is None else 0

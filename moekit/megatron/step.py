@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ def not_judged(args: Any) -> tuple[str, str] | None:
     for dest, feature, reason in _NO_STEP:
         if values.get(dest):
             return feature, reason
+    if find_spec("megatron.core.datasets.helpers_cpp") is None:
+        return "dataset helpers", "this Megatron's are not compiled (`make -C megatron/core/datasets`)"
     tokens, parameters = args.seq_length * args.micro_batch_size, _parameters(args)
     batch = args.global_batch_size / (args.micro_batch_size * args.data_parallel_size)
     if parameters > PARAMETERS_AT_MOST:
@@ -94,11 +97,11 @@ def _parameters(args: Any) -> float:
 def step(args: Any, folder: Path) -> Steps:
     """Train `args` (validated) for two iterations; what the run writes goes below `folder`, the working directory."""
     import torch
+    from megatron.core.enums import ModelType
     from megatron.training import training
     from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
     from megatron.training.global_vars import set_global_variables
 
-    from megatron.core.enums import ModelType
     from moekit.job import cuda_on_cpu, fixes, gpt
 
     os.chdir(folder)
@@ -106,6 +109,7 @@ def step(args: Any, folder: Path) -> Steps:
     cuda_on_cpu.put_tensors_on("cpu")
     fixes.install()
     _empty_is_zero(torch)
+    _empty_exchanges(torch)
     _at_the_desk(args, folder)
     steps = Steps()
     _watch(training, steps)
@@ -133,6 +137,15 @@ def step(args: Any, folder: Path) -> Steps:
     return steps
 
 
+def prepare() -> None:
+    """Import what a step needs besides `stages.load`, seconds: before the forks, so that not each of them does."""
+    import numpy.random  # noqa: F401
+    from megatron.core.datasets import gpt_dataset
+    from megatron.core.tokenizers import text  # noqa: F401  transformers, where it is installed
+
+    gpt_dataset.MockGPTLowLevelDataset.size = 2000  # documents; an index of 100,000 takes half a second
+
+
 def _at_the_desk(args: Any, folder: Path) -> None:
     """Leave out of validated arguments what is not of this machine: the other ranks, the GPU's layers, files."""
     # arguments.py:1701, what validation makes of --fake-process-group.
@@ -154,7 +167,7 @@ def _at_the_desk(args: Any, folder: Path) -> None:
         setattr(args, dest, False)
     args.wandb_project = ""
     if not args.multiple_validation_sets:
-        args.eval_iters, args.full_validation = 0, False
+        args.eval_iters, args.full_validation, args.split = 0, False, "1,0,0"
 
 
 _FUSIONS = (
@@ -197,6 +210,20 @@ def _watch(training: Any, steps: Steps) -> None:
     training.train_step, training.checkpoint_and_decide_exit = noted, decide
 
 
+def _empty_exchanges(torch: Any) -> None:
+    """Let the fake process group exchange nothing: torch refuses sizes that real ranks, which are routed alike, keep.
+
+    Rank 0 counts its own tokens for all ranks; where none of them goes to its experts it sends nothing back, and is
+    told of as many as it sent.
+    """
+    exchange = torch.distributed.all_to_all_single
+
+    def all_to_all_single(output: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
+        return exchange(output, input, *args, **kwargs) if output.numel() and input.numel() else None
+
+    torch.distributed.all_to_all_single = all_to_all_single
+
+
 def _empty_is_zero(torch: Any) -> None:
     """Make `torch.empty` give zeros: what the fake process group "receives" is then the same in every run."""
 
@@ -212,25 +239,20 @@ def _empty_is_zero(torch: Any) -> None:
 
 
 def cpu_lacks(problem: BaseException) -> str | None:
-    """What only a GPU or a package of the GPU's image has, where it is that which `problem` misses."""
-    chain: list[BaseException] = [problem]
-    while chain[-1].__cause__ is not None:
-        chain.append(chain[-1].__cause__)
-    for one in chain:
-        text = str(one)
-        if isinstance(one, ModuleNotFoundError) and not (one.name or "").startswith("megatron"):
-            return f"package {(one.name or '').partition('.')[0]}"
-        for pattern, feature in _LACKS:
-            if re.search(pattern, text):
-                return feature
-    return None
+    """What only a GPU or a package of the GPU's image has, where `problem` comes from its absence."""
+    one: BaseException | None = problem
+    while one is not None:
+        if isinstance(one, ImportError) and not (one.name or "").startswith("megatron"):
+            package = (one.name or "").partition(".")[0]
+            return f"package {package}" if package else "a package"
+        one = one.__cause__ or one.__context__
+    return next((feature for pattern, feature in _LACKS if re.search(pattern, str(problem))), None)
 
 
 _LACKS = (
-    (r"Transformer ?Engine is (pretended|required|not)", "Transformer Engine"),
+    (r"Transformer ?Engine .*(is pretended|is required|is not available|is not installed)", "Transformer Engine"),
     (r"name '(te|tex|transformer_engine)\w*' is not defined", "Transformer Engine"),
-    (r"\b(emerging_optimizers|flash.attn|[Aa]pex|nvidia_resiliency_ext|nvidia-resiliency-ext)\b", "a package"),
     (r"not implemented for '(Half|BFloat16|Float8\w*)'", "a kernel"),
     (r"Could not run 'aten::|Torch not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs", "a kernel"),
-    (r"(Triton|triton) .*(driver|active)|0 active drivers", "a Triton kernel"),
+    (r"\d active drivers", "a Triton kernel"),
 )
