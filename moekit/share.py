@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -17,9 +18,20 @@ def folder(name: Literal["recipes", "datasets", "slurm", "images"]) -> Path:
 
 
 def shipped_recipes() -> list[str]:
-    """The names under which shipped recipes can be given: `first_moe`, `settings/quickstart_dense`, ..."""
+    """The names under which shipped recipes can be given: `first_moe`, `settings/quickstart_dense`, ...
+
+    What lies in a folder `shapes` is only built on: it loads as a `base`, and is no recipe.
+    """
     root = folder("recipes")
-    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml"))
+    paths = (path for path in root.rglob("*.yaml") if path.parent.name != "shapes")
+    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in paths)
+
+
+def made_for(name: str) -> str | None:
+    """The shipped profile that a shipped recipe is made for, as its opening comment says; None: any will do."""
+    opening, _, _ = (folder("recipes") / f"{name}.yaml").read_text().partition("\nbase:")
+    said = re.search(r"made for `--profile ([\w-]+)`", opening)
+    return said[1] if said else None
 
 
 def program(name: str) -> str:

@@ -42,7 +42,10 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def test_flags_of_every_shipped_recipe(
     name: str, start: str, run: Run, golden_file: Callable[[Path, str], None]
 ) -> None:
-    code, out, _ = run("flags", name, *(["--resume"] if start == "resume" else []))
+    profile = share.made_for(name)
+    code, out, _ = run(
+        *("flags", name), *(["--resume"] if start == "resume" else []), *(["--profile", profile] if profile else [])
+    )
     assert code == 0
     words = argv(run_arguments(load(name).recipe, Path(name).name, "/fsx/moekit", resume=start == "resume"))
     assert shlex.split(out) == words

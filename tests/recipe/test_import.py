@@ -34,7 +34,7 @@ from moekit.recipe.shell_words import Raw, lettered, spelled, tokens
 
 CASES = Path(__file__).parent / "import_cases"
 SCRIPTS = sorted(CASES.glob("*.sh"))
-RECIPES = sorted(path.relative_to(share.folder("recipes")) for path in share.folder("recipes").rglob("*.yaml"))
+RECIPES = [Path(f"{name}.yaml") for name in share.shipped_recipes()]
 
 
 def read(text: str) -> Recipe:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+from moekit.recipe.patterns import LayerPattern
 from moekit.recipe.schema.markers import AtLeast, Flag
 from moekit.recipe.schema.section import Section
 
@@ -33,8 +34,12 @@ class Model(Section):
     """Gated activation, silu(gate) * up: three weight matrices to a feed-forward network."""
     squared_relu: Annotated[bool | None, Flag("--squared-relu", "3.4")] = None
     """Squared ReLU in place of GELU; not together with `swiglu`."""
+    quick_geglu: Annotated[bool | None, Flag("--quick-geglu")] = None
+    """Gated activation by a quick approximation of GELU (gpt-oss); not together with `swiglu`."""
+    glu_linear_offset: Annotated[float | None, Flag("--glu-linear-offset")] = None
+    """Added to the linear branch of a gated activation (gpt-oss: 1)."""
     activation_func_clamp_value: Annotated[float | None, Flag("--activation-func-clamp-value", "3.4")] = None
-    """Clips what goes into the SwiGLU of MoE layers at this value."""
+    """Clips what goes into the gated activation of MoE layers at this value."""
     activation_func_tanh_clamp_scale: Annotated[float | None, Flag("--activation-func-tanh-clamp-scale", "3.4")] = None
     """SiTU-GLU: the scale of the smooth cap on the gated branch."""
     activation_func_tanh_clamp_scale_linear: Annotated[
@@ -55,6 +60,8 @@ class Model(Section):
     """Normalizes queries and keys before they meet (Qwen3)."""
     position_embedding_type: Annotated[str | None, Flag("--position-embedding-type")] = None
     """How positions enter the model."""
+    rope_type: Annotated[str | None, Flag("--rope-type")] = None
+    """Multi-latent attention: plain rotary frequencies, or stretched by YaRN, which null is there."""
     rotary_base: Annotated[int | None, Flag("--rotary-base"), AtLeast(1)] = None
     """Base of the rotary frequencies."""
     rotary_percent: Annotated[float | None, Flag("--rotary-percent"), AtLeast(0)] = None
@@ -64,9 +71,16 @@ class Model(Section):
     rope_scaling_factor: Annotated[float | None, Flag("--rope-scaling-factor")] = None
     """How far `use_rope_scaling` stretches."""
     rotary_scaling_factor: Annotated[float | None, Flag("--rotary-scaling-factor")] = None
-    """How far YaRN stretches, for multi-latent attention."""
+    """How far YaRN stretches, in multi-latent attention or with `position_embedding_type: yarn`."""
+    mscale: Annotated[float | None, Flag("--mscale"), AtLeast(0)] = None
+    """YaRN: how much larger the rotated part of attention becomes as it stretches."""
+    mscale_all_dim: Annotated[float | None, Flag("--mscale-all-dim"), AtLeast(0)] = None
+    """YaRN: the same, for all of a head in multi-latent attention."""
     window_size: Annotated[str | None, Flag("--window-size")] = None
     """Sliding attention window as `left,right` tokens."""
+    window_attn_skip_freq: Annotated[LayerPattern | None, Flag("--window-attn-skip-freq")] = None
+    """Which layers have the window: N means that every N-th attends to all; a pattern or a list has one 1 (window) or 0
+    for each layer. Null: all of them."""
     softmax_type: Annotated[str | None, Flag("--softmax-type")] = None
     """Attention softmax with or without a sink."""
     multi_latent_attention: Annotated[bool | None, Flag("--multi-latent-attention")] = None

@@ -89,6 +89,8 @@ class Precision(Section):
     """How FP8 values are scaled: `blockwise` on Hopper, `mxfp8` on Blackwell."""
     fp8_param_gather: Annotated[bool | None, Flag("--fp8-param-gather")] = None
     """Weights are gathered in FP8."""
+    reuse_grad_buf_for_mxfp8_param_ag: Annotated[bool | None, Flag("--reuse-grad-buf-for-mxfp8-param-ag")] = None
+    """MXFP8 weights are gathered through the gradients' buffer."""
     fp8_margin: Annotated[int | None, Flag("--fp8-margin")] = None
     """Spare room in FP8's scaling, in powers of two."""
     fp8_amax_history_len: Annotated[int | None, Flag("--fp8-amax-history-len"), AtLeast(1)] = None
