@@ -126,7 +126,7 @@ def serve(sockets: Iterable[int], answer: Callable[[Any], Any]) -> None:
 
 
 def in_a_fork(work: Callable[[], Iterator[Any]], limit_s: float) -> tuple[list[Any], str]:
-    """What `work` yields in a copy of this process, and why it came to no end: "", "time", "signal 11", "exit code 1".
+    """What `work` yields in a copy of this process, and why it came to no end: "", "time", "signal 9", "exit code 1".
 
     What the copy prints is lost. Raises RuntimeError with the traceback of an exception that `work` raises.
     """
