@@ -121,9 +121,9 @@ def ask_in_image(asked: Sequence[Question], cluster: Cluster) -> tuple[Judge, li
     place = f"image `{cluster.image}`" if cluster.container == "pyxis" else f"Python `{cluster.python}` of the nodes"
     if status == NO_MEGATRON:
         hint = "a checkout is named with `megatron_path` in the profile, or `--megatron PATH`"
-        raise error(f"Megatron does not import in the {place}: {_last(err)}", hint)
+        raise error(f"Megatron does not import in the {place}: {_reason(err)}", hint)
     if status:
-        raise error(f"`srun` ended with {status} for the {place}: {_last(err)}", f"it was `{shlex.join(command)}`")
+        raise error(f"`srun` ended with {status} for the {place}: {_reason(err)}", f"it was `{shlex.join(command)}`")
     said = json.loads(out)
     return Judge(**said["judge"]), [[_verdict(fields) for fields in verdicts] for verdicts in said["answers"]]
 
@@ -196,6 +196,10 @@ def _clean(environ: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
-def _last(text: str) -> str:
-    lines = [line for line in text.strip().splitlines() if not line.startswith(("srun: ", "pyxis: "))]
-    return (lines or text.strip().splitlines() or ["no message"])[-1]
+def _reason(said: str) -> str:
+    """Of all that was said the line that tells why: enroot's, pyxis', else the last that is not Slurm's summing up."""
+    lines = said.strip().splitlines() or ["no message"]
+    for sign in ("[ERROR]", "error: pyxis: "):
+        if found := [line.partition(sign)[2].strip() for line in lines if sign in line]:
+            return found[-1]
+    return ([line for line in lines if not line.startswith(("srun: ", "pyxis: "))] or lines)[-1]

@@ -87,7 +87,7 @@ def _judged(starts: Sequence[Start], loaded: Loaded, judge: Judge) -> Judged:
     for start in starts:
         line = summary(start.verdicts, start.question.stages, loaded, judge)
         if made_up and any((verdict.stage, verdict.answer) == ("build", "passed") for verdict in start.verdicts):
-            line += f" (with a vocabulary of {judges.MADE_UP_VOCABULARY:,}: the tokenizer is not read)"
+            line += f"; made-up vocabulary ({judges.MADE_UP_VOCABULARY:,} tokens: the tokenizer is not read)"
         if line not in lines:
             lines.append(line)
         for verdict in start.verdicts:

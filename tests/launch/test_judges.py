@@ -118,6 +118,32 @@ def test_slurm_refuses(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.Mon
     assert lines[1].startswith("    hint: it was `srun --nodes=1 --ntasks=1 ")
 
 
+PYXIS = """\
+pyxis: importing docker image: nvcr.io#nvidia/pytorch:26.06-py3
+slurmstepd: error: pyxis: child 4711 failed with error code: 1
+slurmstepd: error: pyxis: printing enroot log file:
+slurmstepd: error: pyxis:     [ERROR] Could not process JSON input
+slurmstepd: error: pyxis: couldn't start container
+slurmstepd: error: Failed to invoke spank plugin stack
+srun: error: n1: task 0: Exited with exit code 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (PYXIS, "Could not process JSON input"),
+        (PYXIS.replace("[ERROR]", ""), "couldn't start container"),
+    ],
+)
+def test_an_image_that_does_not_start(
+    said: str, reason: str, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_srun(tmp_path, monkeypatch, then=f"sys.stderr.write({said!r}); sys.exit(1)")
+    first, _ = fails(cluster).splitlines()
+    assert first == f"error: `srun` ended with 1 for the image `/img/ngc.sqsh`: {reason}"
+
+
 def test_an_image_without_megatron(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_srun(tmp_path, monkeypatch, then="words[1:1] = ['-S', '-E']")
     first, hint = fails(cluster).splitlines()

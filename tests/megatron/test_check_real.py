@@ -139,8 +139,8 @@ def test_shipped_recipes_pass_or_say_what_is_not_judged(name: str, judged: dict[
 
 def test_fp8_is_not_judged_and_nothing_else(judged: dict[str, Judged]) -> None:
     passed = "Megatron 0.19.2: parse, validate, config, schedule, groups"
-    made_up = "(with a vocabulary of 131,072: the tokenizer is not read)"
-    assert judged["first_moe"].lines == [f"{passed}, build passed {made_up}"]
+    made_up = "made-up vocabulary (131,072 tokens: the tokenizer is not read)"
+    assert judged["first_moe"].lines == [f"{passed}, build passed; {made_up}"]
     assert judged["fp8"].lines == [f"{passed} passed; build not judged (FP8: its kernels are Transformer Engine's)"]
 
 
