@@ -41,7 +41,7 @@ bench: $(VENV)/dev.stamp
 	@$(RUN)/python tests/benchmarks/dry_run.py
 
 agree: $(VENV)/dev.stamp
-	@$(RUN)/python tests/differential/agree.py -n $(N) --seed $(SEED) --answers $(VENV)/agree.answers --shrink
+	@$(RUN)/python tests/differential/agree.py -n $(N) --seed $(SEED) --steps 200 --answers $(VENV)/agree.answers --shrink
 
 lock: $(VENV)/dev.stamp
 	@PATH="$(abspath $(RUN)):$$PATH" requirements/lock.sh

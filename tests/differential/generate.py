@@ -137,7 +137,7 @@ def _case(rng: random.Random, first: str) -> Case:
     having = [name for name, values in seeds().items() if _sets(values, first)]
     seed = rng.choice(having if having and rng.random() < 0.5 else list(seeds()))
     values, changes = seeds()[seed], Values()
-    for position in range(rng.choice((1, 1, 2, 2, 3))):
+    for position in range(rng.choice((1, 2, 2, 3, 3))):
         field = first if position == 0 else _another(rng, first, values)
         name, value = _draw(rng, field, values | changes)
         if name not in changes:

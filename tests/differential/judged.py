@@ -96,6 +96,17 @@ def question(values: Values, profile: str, step: bool = False) -> Question:
     )
 
 
+def step_question(values: Values, profile: str) -> Question:
+    """A step of training alone."""
+    return replace(question(values, profile), stages=["step"])
+
+
+def needs_step(ours: Sequence[Refusal]) -> bool:
+    """Whether only a training step can contradict what we refuse."""
+    stages = {refusal.stage for refusal in ours}
+    return "first step" in stages and stages <= {"first step", "later", "never"}
+
+
 def _unread(ours: Loaded, values: Values) -> list[str]:
     """The words of fields whose values the schema refuses."""
     words = []

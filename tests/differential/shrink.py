@@ -7,7 +7,7 @@ from itertools import combinations
 
 from asking import Answers, ask
 from generate import Case, Values, changed, seeds, text
-from judged import DISAGREEMENTS, Kind, findings, question, refusals
+from judged import DISAGREEMENTS, Kind, findings, needs_step, question, refusals
 from tally import Tally
 
 from moekit.recipe.values import order
@@ -86,20 +86,25 @@ def shrunk(cases: Sequence[Case], stays: Callable[[list[tuple[int, Values]]], li
     return [found[index] for index in range(len(cases))]
 
 
-def minimal_recipes(tally: Tally, answers: Answers, jobs: int | None) -> str:
-    """A page with the smallest recipe of each group of disagreements."""
+def minimal(tally: Tally, answers: Answers, jobs: int | None) -> dict[tuple[Kind, str], Values]:
+    """Of each group of disagreements, what its smallest recipe has otherwise than the plain seed."""
     wanted = [(kind, group) for kind in DISAGREEMENTS for group, _ in tally.of(kind)]
     cases = [tally.smallest[key][0] for key in wanted]
 
     def stays(pairs: list[tuple[int, Values]]) -> list[bool]:
         return _still_there([(wanted[index], cases[index].profile, values) for index, values in pairs], answers, jobs)
 
+    return dict(zip(wanted, map(differences, shrunk(cases, stays)), strict=True))
+
+
+def page(tally: Tally, smallest: dict[tuple[Kind, str], Values]) -> str:
+    """The smallest recipes in Markdown."""
     blocks = []
-    for (kind, group), case, values in zip(wanted, cases, shrunk(cases, stays), strict=True):
-        said = tally.smallest[kind, group][1]
-        count = tally.groups[kind, group].total()
-        recipe = text(differences(values)).replace("\n", "\n    ").rstrip()
-        blocks.append(f"### {kind}: {group} ({count})\n\n{said}\n\n    base: {PLAIN}  # {case.profile}\n    {recipe}\n")
+    for (kind, group), values in smallest.items():
+        case, said = tally.smallest[kind, group]
+        recipe = text(values).replace("\n", "\n    ").rstrip()
+        head = f"### {kind}: {group} ({tally.groups[kind, group]})"
+        blocks.append(f"{head}\n\n{said}\n\n    base: {PLAIN}  # {case.profile}\n    {recipe}\n")
     return "\n".join(blocks)
 
 
@@ -116,7 +121,10 @@ def _still_there(asked: list[tuple[tuple[Kind, str], str, Values]], answers: Ans
         or (kind == "false accept" and not ours[index])
         or any(group == f"{refusal.source} ({refusal.stage})" for refusal in ours[index])
     ]
-    questions = [question(asked[index][2], asked[index][1]) for index in open_]
+    questions = []
+    for index in open_:
+        (_, group), profile, values = asked[index]
+        questions.append(question(values, profile, group.startswith("step ") or needs_step(ours[index])))
     there = [False] * len(asked)
     for index, theirs in zip(open_, ask(questions, answers, jobs, len(open_)), strict=True):
         (kind, group), _, values = asked[index]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from generate import Case, fields
+from generate import Case, Values, fields
 from judged import DISAGREEMENTS, Finding, Kind, Refusal
 
 from moekit.megatron.real import Verdict
@@ -27,13 +27,18 @@ class Tally:
     """Cases that Megatron refuses, by stage."""
     verdicts: Counter[Kind] = field(default_factory=Counter)
     """Cases by the worst finding."""
-    groups: dict[tuple[Kind, str], Counter[str]] = field(default_factory=dict)
+    groups: Counter[tuple[Kind, str]] = field(default_factory=Counter)
+    """Findings by kind and group."""
     changes: Counter[str] = field(default_factory=Counter)
     """Changes by field."""
     broken: Counter[str] = field(default_factory=Counter)
     """Cases by the rule of ours that refuses them."""
     smallest: dict[tuple[Kind, str], tuple[Case, str]] = field(default_factory=dict)
     """Of each group the case with the fewest changes, and what was said."""
+    accepted: list[Case] = field(default_factory=list)
+    """Cases that neither refuses, for the training step."""
+    steps: Counter[str] = field(default_factory=Counter)
+    """Answers to training steps."""
 
     def add(self, case: Case, ours: Sequence[Refusal], theirs: Sequence[Verdict], found: Sequence[Finding]) -> None:
         """One more case."""
@@ -41,10 +46,24 @@ class Tally:
         self.changes.update({field_of(name) for name in case.changes})
         self.broken.update({refusal.source for refusal in ours})
         self.refused.update(verdict.stage for verdict in theirs if verdict.answer == "refused")
+        if not ours and theirs[-1].answer != "refused":
+            self.accepted.append(case)
         self.verdicts[min((finding.kind for finding in found), key=WORST_FIRST.index)] += 1
+        self._group(case, found)
+
+    def add_step(self, case: Case, verdict: Verdict) -> None:
+        """What a training step said to a case that both accept otherwise."""
+        self.steps[verdict.answer] += 1
+        if verdict.answer == "refused":
+            self.verdicts["false accept"] += 1
+            self._group(case, [Finding("false accept", f"step {verdict.place}", verdict.message)])
+        elif verdict.answer == "not_judged":
+            self._group(case, [Finding("not judged", f"step: {verdict.feature}")])
+
+    def _group(self, case: Case, found: Sequence[Finding]) -> None:
         for finding in set(found):
             key = (finding.kind, finding.group)
-            self.groups.setdefault(key, Counter())[finding.said[:60]] += 1
+            self.groups[key] += 1
             known = self.smallest.get(key)
             if known is None or _size(case) < _size(known[0]):
                 self.smallest[key] = (case, finding.said)
@@ -56,7 +75,7 @@ class Tally:
 
     def of(self, kind: Kind) -> list[tuple[str, int]]:
         """The groups of a kind with their counts, most first."""
-        found = [(group, counts.total()) for (each, group), counts in self.groups.items() if each == kind]
+        found = [(group, count) for (each, group), count in self.groups.items() if each == kind]
         return sorted(found, key=lambda item: (-item[1], item[0]))
 
     def changes_of_fields(self) -> list[int]:
@@ -104,6 +123,7 @@ def summary(tally: Tally) -> str:
         "",
         *_table(("Both answers", "recipes"), [(kind, tally.verdicts[kind]) for kind in WORST_FIRST[::-1]]),
         *_table(("Megatron refuses at", "recipes"), tally.refused.most_common()),
+        *_table(("Training steps of those that both accept", "recipes"), tally.steps.most_common()),
         *_table(("Not judged", "times"), tally.of("not judged")),
         *_table(("Refused by us alone, by rule", "recipes"), tally.of("ours alone")),
     ]
@@ -134,18 +154,20 @@ def _cell(value: Any) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def as_json(tally: Tally) -> dict[str, Any]:
-    """Everything, for a script."""
+def as_json(tally: Tally, smallest: dict[tuple[Kind, str], Values]) -> dict[str, Any]:
+    """Everything, for a script; `smallest` has minimal recipes as differences from the plain seed."""
     return {
         "recipes": tally.cases,
         "refused": dict(tally.refused),
         "kinds": dict(tally.verdicts),
+        "steps": dict(tally.steps),
         "changes": {name: tally.changes[name] for name in fields()},
         "rules": dict(tally.broken),
         "groups": [
-            {"kind": kind, "group": group, "count": counts.total(), "said": said}
+            {"kind": kind, "group": group, "count": count, "said": said}
             | {"seed": case.seed, "profile": case.profile, "changes": case.changes}
-            for (kind, group), counts in tally.groups.items()
+            | {"minimal": smallest.get((kind, group))}
+            for (kind, group), count in tally.groups.items()
             for case, said in [tally.smallest[kind, group]]
         ],
     }

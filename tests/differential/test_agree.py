@@ -61,7 +61,7 @@ def test_a_recipe_is_read_as_the_file_it_would_be(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", seeds())
 def test_a_seed_passes_our_rules(seed: str) -> None:
-    assert problems_of(loaded(seeds()[seed]), machine(home(seed))) == []
+    assert [p for p in problems_of(loaded(seeds()[seed]), machine(home(seed))) if p.level == "error"] == []
     assert plain_values(loaded(seeds()[seed]).recipe) == seeds()[seed]
 
 
@@ -78,7 +78,7 @@ def test_a_seed_passes_the_real_stages() -> None:
 
 @pytest.mark.megatron
 def test_the_two_agree() -> None:
-    tally = run(CI, seed=1, answers=Answers(None), jobs=None)
+    tally = run(CI, seed=1, answers=Answers(None), steps=20)
     assert list(tally.failures(whole=False)) == [], summary(tally)
 
 
