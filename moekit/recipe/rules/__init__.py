@@ -11,16 +11,20 @@ from collections.abc import Iterator
 
 from moekit.recipe.rules import (
     batch,
+    checkpoint,
     companions,
     environment,
     experts,
     layers,
     memory,
+    monitor,
+    network,
     optimizer,
     output,
     overlap,
     parallel,
     precision,
+    resilience,
     routing,
     schedule,
 )
@@ -39,6 +43,10 @@ MODULES = (
     memory,
     overlap,
     output,
+    monitor,
+    checkpoint,
+    resilience,
+    network,
     environment,
     companions,
 )

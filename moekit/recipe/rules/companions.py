@@ -38,10 +38,6 @@ COMPANIONS = {
     "memory.cross_entropy_fusion_impl": "memory.cross_entropy_loss_fusion",
     "optimizer.offload_fraction": "optimizer.cpu_offload",
     "train.manual_gc_interval": "train.manual_gc",
-    "profile.step_start": "profile.enabled",
-    "profile.step_end": "profile.enabled",
-    "profile.ranks": "profile.enabled",
-    "profile.use_pytorch_profiler": "profile.enabled",
 }
 """Fields and the field that each works with."""
 
