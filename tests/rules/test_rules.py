@@ -90,7 +90,7 @@ def test_every_place_in_a_rule_is_reached(unreached: Callable[..., list[str]], h
 
 @pytest.mark.parametrize("name", share.shipped_recipes())
 def test_shipped_recipes_break_none(name: str) -> None:
-    recipe, cluster = load(name).recipe, find_cluster()
+    recipe, cluster = load(name).recipe, find_cluster(share.made_for(name))
     found = [violation for rule in RULES.values() for violation in rule(recipe, cluster)]
     assert [violation for violation in found if violation.level == "error"] == []
     warned = {"upcycle"}  # Megatron 0.19.2 cannot, and the recipe is for a checkout that can
