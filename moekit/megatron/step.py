@@ -68,6 +68,8 @@ _NO_STEP = (
     ("moe_use_upcycling", "checkpoint", "upcycling starts from a dense checkpoint"),
     ("use_checkpoint_args", "checkpoint", "the checkpoint says what is trained"),
     ("pretrained_checkpoint", "checkpoint", "training starts from a checkpoint"),
+    ("optimizer_cuda_graph", "CUDA graphs", "a CPU has none"),
+    ("nccl_ub", "NCCL user buffers", "they are GPU memory"),
     ("perform_rl_step", "reinforcement learning", "it needs an inference engine"),
     ("sft", "training script", "it takes the script of a Megatron-LM checkout"),
     ("fim_data", "training script", "it takes the script of a Megatron-LM checkout"),
@@ -246,13 +248,16 @@ def cpu_lacks(problem: BaseException) -> str | None:
             package = (one.name or "").partition(".")[0]
             return f"package {package}" if package else "a package"
         one = one.__cause__ or one.__context__
+    if type(problem) is NameError:  # a name of Transformer Engine's that was imported if it could be
+        return f"name {problem.name}"
     return next((feature for pattern, feature in _LACKS if re.search(pattern, str(problem))), None)
 
 
 _LACKS = (
     (r"Transformer ?Engine .*(is pretended|is required|is not available|is not installed)", "Transformer Engine"),
-    (r"name '(te|tex|transformer_engine)\w*' is not defined", "Transformer Engine"),
     (r"not implemented for '(Half|BFloat16|Float8\w*)'", "a kernel"),
     (r"Could not run 'aten::|Torch not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs", "a kernel"),
     (r"\d active drivers", "a Triton kernel"),
+    (r"expected m1 and m2 to have the same dtype", "mixed number formats"),  # the local layers cast nothing
+    (r"^Invalid (beta parameter|learning rate|epsilon value|weight_decay)", "fused Adam"),  # torch's checks, not its
 )

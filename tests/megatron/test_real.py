@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from moekit.megatron.real import Verdict, judge, judge_all
+from moekit.megatron.real import Verdict, _until_it_ends, judge, judge_all
 from moekit.megatron.stages import STAGES, Parameters, Question
 from moekit.megatron.table import check, load
 from moekit.problems import MoekitError
@@ -214,6 +216,34 @@ def test_the_pretended_machine_decides(verdicts: dict[str, list[Verdict]]) -> No
 
 def test_only_the_stages_asked_for_run(verdicts: dict[str, list[Verdict]]) -> None:
     assert verdicts["parse only"] == [Verdict("parse", "passed")]
+
+
+def test_a_stage_that_never_ends_is_not_judged() -> None:
+    def work() -> Iterator[Verdict]:
+        yield Verdict("parse", "passed")
+        time.sleep(60)
+
+    found = _until_it_ends(work, ["parse", "validate"], 0.5)
+    assert [(fields["stage"], fields["answer"], fields["feature"]) for fields in found] == [
+        ("parse", "passed", ""),
+        ("validate", "not_judged", "time"),
+    ]
+
+
+def test_a_bare_assert_has_names(verdicts: dict[str, list[Verdict]]) -> None:
+    names = {name: verdicts[name][-1].names for name in REFUSED}
+    assert names["min-lr above lr"] == ("min_lr", "lr")
+    assert names["WSD without its decay length"][0] == "wsd_decay_steps"
+    assert names["softmax with expert bias"] == ("moe_router_enable_expert_bias", "moe_router_score_function")
+    assert "expert_model_parallel_size" in names["EP larger than the world"]
+    assert names["misspelt"] == ()
+
+
+def test_answers_stream_and_are_counted() -> None:
+    seen: list[int] = []
+    questions = [Question(DENSE, 8, stages=("parse",)), Question(["--nothing"], 8, stages=("parse",))]
+    assert [verdicts[0].answer for verdicts in judge_all(questions, progress=seen.append)] == ["passed", "refused"]
+    assert seen == [1, 2]
 
 
 def test_the_tables_check_agrees_about_the_parser() -> None:

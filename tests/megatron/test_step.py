@@ -73,6 +73,10 @@ NOT_JUDGED = {
     "size": edit(TINY_MOE, "--hidden-size 2048"),
     "checkpoint": edit(TINY_MOE, "--moe-use-upcycling"),
     "a package": edit(TINY_MOE, "--optimizer muon"),
+    "CUDA graphs": edit(TINY_MOE, "--optimizer-cuda-graph"),
+    "mixed number formats": edit(TINY_MOE, "--fp32-residual-connection"),
+    "fused Adam": edit(TINY_MOE, "--adam-beta1 1.5"),
+    "name FP8GlobalStateManager": edit(TINY_MOE, "--recompute-granularity selective --recompute-modules moe layernorm"),
 }
 
 
