@@ -30,7 +30,6 @@ COMPANIONS = {
     "moe.upcycling_granularity": "moe.use_upcycling",
     "balance.bias_update_rate": "balance.enable_expert_bias",
     "precision.fp8_recipe": "precision.fp8_format",
-    "precision.fp8_param_gather": "precision.fp8_format",
     "precision.fp4_recipe": "precision.fp4_format",
     "precision.num_layers_at_start_in_bf16": "precision.first_last_layers_bf16",
     "precision.num_layers_at_end_in_bf16": "precision.first_last_layers_bf16",
