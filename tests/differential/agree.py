@@ -39,12 +39,12 @@ def run(
         found = findings(case.values, ours, theirs)
         tally.add(case, ours, theirs, found)
         _write(found_file, case, found)
-    questions = (step_question(case.values, case.profile) for case in tally.accepted)
-    answered = zip(tally.accepted, ask(questions, answers, jobs, len(tally.accepted)), strict=True) if steps else ()
-    for case, theirs in answered:
-        tally.add_step(case, theirs[-1])
-        if tally.steps["passed"] + tally.steps["refused"] == steps:
+    for some in itertools.batched(tally.accepted, max(1, steps)):
+        if tally.steps["passed"] + tally.steps["refused"] >= steps:
             break
+        questions = (step_question(case.values, case.profile) for case in some)
+        for case, theirs in zip(some, ask(questions, answers, jobs, len(some)), strict=True):
+            tally.add_step(case, theirs[-1])
     return tally
 
 

@@ -34,9 +34,7 @@ def shrinking(case: Case) -> Shrinking:
             together = gone[0]
         values = _plain(values, together)
         others = [name for name in others if name not in together]
-        if not gone:
-            size //= 2
-        size = min(size, len(others))
+        size = min(size // 2 or len(gone[:1]), len(others))  # of single fields, until none goes
     return values
 
 
