@@ -10,7 +10,7 @@ from moekit.recipe.schema.model import Model
 
 @dataclass(frozen=True)
 class Count:
-    """Parameters of a whole model, as a checkpoint has them: with the router's biases, which Megatron keeps as buffers."""
+    """Parameters of a whole model, as a checkpoint has them: with the router's biases, buffers in Megatron."""
 
     total: int
     """Prediction depths apart."""
@@ -27,7 +27,7 @@ def count(recipe: Recipe, vocabulary: int) -> Count:
     """`vocabulary` rows of embedding and of output, as many as the released model has."""
     model, moe = recipe.model, recipe.moe
     hidden, layers = model.hidden_size, model.num_layers
-    assert hidden and layers and moe.num_experts and recipe.router.topk
+    assert None not in (hidden, layers, moe.num_experts, recipe.router.topk)
     kinds = moe.layer_freq.is_moe(layers) if moe.layer_freq else (True,) * layers
     around = attention(model) + 2 * hidden
     routed = moe.num_experts * feed_forward(model, moe.ffn_hidden_size)
@@ -37,9 +37,7 @@ def count(recipe: Recipe, vocabulary: int) -> Count:
     bias = moe.num_experts if recipe.balance.enable_expert_bias else 0
     met = 2 * vocabulary * hidden + hidden + sum(beside + bias if is_moe else dense for is_moe in kinds)
     experts = routed * sum(kinds)
-    depth = (
-        2 * hidden * hidden + 3 * hidden + beside + bias + routed
-    )  # two norms and a projection before, a norm behind
+    depth = 2 * hidden * hidden + 3 * hidden + beside + bias + routed  # a projection and three norms more
     depths = model.mtp_num_layers or 0
     return Count(
         total=met + experts,
@@ -68,7 +66,6 @@ def attention(model: Model) -> int:
 
 
 def latent_attention(model: Model, hidden: int, heads: int) -> int:
-    assert model.kv_lora_rank and model.qk_head_dim and model.qk_pos_emb_head_dim and model.v_head_dim
     query = heads * (model.qk_head_dim + model.qk_pos_emb_head_dim)
     rank = model.q_lora_rank
     parameters = hidden * rank + rank + rank * query if rank else hidden * query

@@ -102,7 +102,7 @@ def test_a_shape_says_its_parameters(shape: str) -> None:
 # As Megatron builds them: on one tensor- and pipeline-parallel rank, which holds it all but for other ranks' experts.
 
 LATENT = ("deepseek_v3", "moonlight")
-"""Those whose attention only Transformer Engine's layers have: here they get the common one, so that the rest is built."""
+"""Those whose attention only Transformer Engine's layers have; with the common one, the rest of them is built."""
 LATENT_FIELDS = (
     *("multi_latent_attention", "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
     *("rope_type", "rotary_scaling_factor", "mscale", "mscale_all_dim"),
