@@ -1,4 +1,4 @@
-"""Rules on the experts: how many, in which layers, how tokens reach them."""
+"""Rules on the experts: how many, how wide, in which layers, with a bias, beside a shared one, begun from what."""
 
 from __future__ import annotations
 
@@ -10,28 +10,74 @@ from moekit.recipe.schema import Recipe
 from moekit.recipe.sizes import sizes
 
 
-def dense_models_say_nothing_of_experts(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Most such fields are ignored and a dense model is trained; never noticed, but for the experts' width at config.
+def expert_tensor_ranks(recipe: Recipe) -> int:
+    """Ranks that share one expert's matrices; unset is the tensor-parallel size (arguments.py:569)."""
+    return recipe.parallel.expert_tensor or recipe.parallel.tensor_model or 1
 
-    Source: megatron/core/transformer/transformer_config.py:1552.
+
+def dense_models_say_nothing_of_experts(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Without experts such a field is ignored, and what was meant to be an MoE trains as a dense model.
+
+    Megatron, never: a dense model looks at none of them (megatron/core/models/gpt/gpt_layer_specs.py:600).
     """
     if recipe.moe.num_experts is not None:
         return
     for section in ("moe", "router", "balance"):
         values = getattr(recipe, section)
         for field in fields(values):
-            if getattr(values, field.name) not in (None, False):
-                name = f"{section}.{field.name}"
-                yield Violation((name,), f"`{name}` has no meaning without `moe.num_experts`", "unset it with `null`")
-    if (recipe.parallel.expert_model or 1) > 1:
+            name = f"{section}.{field.name}"
+            if getattr(values, field.name) in (None, False) or name in ("moe.ffn_hidden_size", "moe.latent_size"):
+                continue
+            yield Violation((name,), f"`{name}` has no meaning without `moe.num_experts`", "unset it with `null`")
+
+
+def a_width_of_experts_needs_experts(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """A dense layer's width is `model.ffn_hidden_size`.
+
+    Megatron, config: `moe_ffn_hidden_size is set but num_moe_experts is None`
+    (megatron/core/transformer/transformer_config.py:1551).
+    """
+    if recipe.moe.num_experts is None and recipe.moe.ffn_hidden_size:
         yield Violation(
-            ("parallel.expert_model",),
+            ("moe.ffn_hidden_size", "moe.num_experts"),
+            f"moe.ffn_hidden_size = {recipe.moe.ffn_hidden_size} is an expert's width, and there are no experts",
+            "give `moe.num_experts`, or unset it with `null`: a dense layer has `model.ffn_hidden_size`",
+        )
+
+
+def a_latent_space_needs_experts(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Experts are what works in the latent space.
+
+    Megatron, validate: `MoE latent projections are applicable only for MoE models`
+    (megatron/training/arguments.py:1901).
+    """
+    if recipe.moe.num_experts is None and recipe.moe.latent_size:
+        yield Violation(
+            ("moe.latent_size", "moe.num_experts"),
+            f"moe.latent_size = {recipe.moe.latent_size} is the experts' space, and there are no experts",
+            "give `moe.num_experts`, or unset it with `null`",
+        )
+
+
+def expert_ranks_need_experts(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Ranks that share experts need some.
+
+    Megatron, validate: `num_experts must be non None to use expert model parallelism`
+    (megatron/training/arguments.py:1601).
+    """
+    if recipe.moe.num_experts is None and (recipe.parallel.expert_model or 1) > 1:
+        yield Violation(
+            ("parallel.expert_model", "moe.num_experts"),
             f"parallel.expert_model = {recipe.parallel.expert_model}, but there are no experts (`moe.num_experts`)",
         )
 
 
 def experts_divide_over_ranks(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Stops at validate. Source: megatron/training/arguments.py:1603."""
+    """Each rank holds as many experts as every other.
+
+    Megatron, validate: `Number of experts should be a multiple of expert model parallel_size`
+    (megatron/training/arguments.py:1602).
+    """
     experts, ranks = recipe.moe.num_experts, recipe.parallel.expert_model
     if experts and ranks and experts % ranks:
         yield Violation(
@@ -42,11 +88,15 @@ def experts_divide_over_ranks(recipe: Recipe, target: Target) -> Iterator[Violat
 
 
 def expert_ranks_divide_the_world(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Stops when groups are made, with the GPUs held. Source: megatron/core/parallel_state.py:883."""
+    """The same world is laid out twice: over the dense layers, and over copies of the experts, of a dense model too.
+
+    Megatron, groups: once all GPUs are held, `world_size is not divisible by expert_tensor_model_pipeline_parallel
+    size` (megatron/core/parallel_state.py:882).
+    """
     size = sizes(recipe)
-    if size and recipe.moe.num_experts and size.world % size.expert_ranks:
+    if size and size.world % size.expert_ranks and not size.world % size.model_ranks:
         yield Violation(
-            ("parallel.expert_model", "parallel.gpus"),
+            ("parallel.expert_model", "parallel.expert_tensor", "parallel.gpus"),
             f"parallel.gpus = {size.world} cannot be divided into copies of the experts over {size.expert_ranks} ranks "
             f"(expert {size.expert} x expert-tensor {size.expert_tensor} x pipeline {size.pipeline})",
             "`parallel.expert_tensor: 1` keeps experts whole; unset, it is the tensor-parallel size",
@@ -54,12 +104,12 @@ def expert_ranks_divide_the_world(recipe: Recipe, target: Target) -> Iterator[Vi
 
 
 def pattern_has_every_layer(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """`Invalid length of moe_layer_pattern`, when the model is built.
+    """A pattern has one 0 or 1 for each layer.
 
-    Source: megatron/core/models/gpt/gpt_layer_specs.py:653.
+    Megatron, build: `Invalid length of moe_layer_pattern` (megatron/core/models/gpt/gpt_layer_specs.py:653).
     """
     pattern, layers = recipe.moe.layer_freq, recipe.model.num_layers
-    if pattern and pattern.layers and layers and len(pattern.layers) != layers:
+    if recipe.moe.num_experts and pattern and pattern.layers and layers and len(pattern.layers) != layers:
         yield Violation(
             ("moe.layer_freq", "model.num_layers"),
             f"`moe.layer_freq` has {len(pattern.layers)} layers, but model.num_layers = {layers}",
@@ -67,8 +117,49 @@ def pattern_has_every_layer(recipe: Recipe, target: Target) -> Iterator[Violatio
         )
 
 
+def some_layer_has_experts(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """A pattern of zeros alone is a dense model, whatever else is said of experts.
+
+    Megatron, never: it trains the dense model (megatron/core/models/gpt/gpt_layer_specs.py:665).
+    """
+    pattern = recipe.moe.layer_freq
+    if recipe.moe.num_experts and pattern and pattern.layers and not any(pattern.layers):
+        yield Violation(
+            ("moe.layer_freq", "moe.num_experts"),
+            f"`moe.layer_freq` makes every layer dense, and there are {recipe.moe.num_experts} experts",
+            "each 1 in it is an MoE layer; unset `moe.num_experts` for a dense model",
+        )
+
+
+def every_nth_layer_counts_from_the_first(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """N makes layers 0, N, 2N ... MoE: the first layer has experts, where most expect it dense.
+
+    A warning, since some mean it. Megatron's own count, nothing refuses it.
+
+    Megatron, never: layer i is MoE where `i % N == 0` (megatron/core/models/gpt/gpt_layer_specs.py:648; handbook 3.5).
+    """
+    pattern, layers = recipe.moe.layer_freq, recipe.model.num_layers
+    if not (recipe.moe.num_experts and layers and pattern and pattern.period and pattern.period > 1):
+        return
+    period = pattern.period
+    whole = f"([0]*{period - 1}+[1])*{layers // period}" if layers % period == 0 else "a list of 0 and 1"
+    yield Violation(
+        ("moe.layer_freq",),
+        f"`moe.layer_freq: {period}` begins with an MoE layer: layers {listed([*range(0, layers, period)][:3])}"
+        f"{' ...' if layers > 3 * period else ''} of 0 to {layers - 1} have experts",
+        f"a pattern says it plainly; `{whole}` begins with a dense layer"
+        if layers % period == 0
+        else "a pattern such as `[0]*1+[1]*15` says each layer plainly",
+        "warning",
+    )
+
+
 def tensor_parallel_experts_need_sequence(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """A ValueError that reads like a warning, at the first step (megatron/core/transformer/moe/moe_layer.py:629)."""
+    """Each tensor-parallel rank would route the same tokens again.
+
+    Megatron, first step: a ValueError that reads like a warning, `performance may degrade`
+    (megatron/core/transformer/moe/moe_layer.py:630).
+    """
     if recipe.moe.num_experts and (recipe.parallel.tensor_model or 1) > 1 and not recipe.parallel.sequence:
         yield Violation(
             ("parallel.tensor_model", "parallel.sequence"),
@@ -77,58 +168,89 @@ def tensor_parallel_experts_need_sequence(recipe: Recipe, target: Target) -> Ite
         )
 
 
-def padding_needs_a_capacity(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Stops at config. Source: megatron/core/transformer/transformer_config.py:1689."""
-    if recipe.moe.pad_expert_input_to_capacity and recipe.moe.expert_capacity_factor is None:
-        yield Violation(
-            ("moe.pad_expert_input_to_capacity",),
-            "`moe.pad_expert_input_to_capacity` needs `moe.expert_capacity_factor`",
-        )
+def experts_divide_over_tensor_ranks(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Each rank holds an equal slice of an expert.
 
-
-def upcycling_begins_from_a_run(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Experts then begin at random and the dense training is lost; never noticed. Source: handbook 3.6.
-
-    Without `--save` Megatron stops at validate (megatron/training/arguments.py:1783). With other widths than the dense
-    run's the load fails when the model is built. And for two reasons of 0.19.2 and of the handbook's commit it always
-    fails there (megatron/training/training.py:2040-2050 and 2159-2180; handbook 2.5).
+    Megatron, build: `65 is not divisible by 2` (megatron/core/utils.py:558).
     """
-    moe, model = recipe.moe, recipe.model
-    if not moe.use_upcycling:
+    width, ranks = recipe.moe.ffn_hidden_size, expert_tensor_ranks(recipe)
+    if recipe.moe.num_experts and width and width % ranks:
+        yield Violation(
+            ("moe.ffn_hidden_size", "parallel.expert_tensor", "parallel.tensor_model"),
+            f"experts of width {width} cannot be cut over {ranks} expert-tensor ranks",
+            "`parallel.expert_tensor: 1` keeps experts whole; unset, it is the tensor-parallel size",
+        )
+
+
+def experts_cut_in_parts_have_no_bias(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Linear layers have a bias unless told otherwise, and each of an expert's ranks would add it.
+
+    Megatron, config: `Bias in Moe is only supported when ETP==1`
+    (megatron/core/transformer/transformer_config.py:2280).
+    """
+    ranks = expert_tensor_ranks(recipe)
+    if recipe.moe.num_experts and not recipe.model.disable_bias_linear and ranks > 1:
+        yield Violation(
+            ("model.disable_bias_linear", "parallel.expert_tensor", "parallel.tensor_model"),
+            f"experts cut over {ranks} expert-tensor ranks cannot have a bias, and linear layers have one by default",
+            "add `disable_bias_linear: true` to `model`, or `expert_tensor: 1` to `parallel`",
+        )
+
+
+def experts_with_a_bias_drop_unfused(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Grouped experts of Transformer Engine take no fused bias and dropout, which is Megatron's default.
+
+    Megatron, build: `bias_dropout_fusion is not supported in TEGroupedMLP when add_bias_linear=True`
+    (megatron/core/transformer/moe/experts.py:204).
+    """
+    model = recipe.model
+    grouped = recipe.moe.num_experts and recipe.moe.grouped_gemm and model.transformer_impl != "local"
+    if grouped and not model.disable_bias_linear and not model.no_bias_dropout_fusion:
+        yield Violation(
+            ("moe.grouped_gemm", "model.disable_bias_linear", "model.no_bias_dropout_fusion"),
+            "grouped experts with a bias need `model.no_bias_dropout_fusion`",
+            "add `no_bias_dropout_fusion: true` to `model`, or `disable_bias_linear: true` for experts without bias",
+        )
+
+
+def experts_with_a_bias_activate_unfused(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """The fused activation that weighs tokens, Megatron's default, takes no bias.
+
+    Megatron, first step: `Bias is not supported for weighted swiglu fusion`
+    (megatron/core/fusions/fused_bias_swiglu.py:247), and for GELU `Only support fusion of swiglu and quick_gelu`
+    (megatron/core/transformer/mlp.py:296).
+    """
+    model, extra = recipe.model, recipe.megatron.extra or ()
+    if not recipe.moe.num_experts or model.disable_bias_linear or "--use-te-activation-func" in extra:
         return
-    if not recipe.checkpoint.from_run:
+    if model.swiglu and not model.no_bias_swiglu_fusion:
         yield Violation(
-            ("moe.use_upcycling", "checkpoint.from_run"),
-            "`moe.use_upcycling` needs `checkpoint.from_run`, the dense run whose layers become experts",
+            ("model.swiglu", "model.disable_bias_linear", "model.no_bias_swiglu_fusion"),
+            "the fused SwiGLU of experts takes no bias, and linear layers have one by default",
+            "add `disable_bias_linear: true` to `model`, or `no_bias_swiglu_fusion: true` to keep the bias",
         )
-    if not recipe.checkpoint.save:
+    other = model.swiglu or model.squared_relu or model.quick_geglu
+    if not other and "--no-bias-gelu-fusion" not in extra:
         yield Violation(
-            ("moe.use_upcycling", "checkpoint.save"),
-            "`moe.use_upcycling` needs `checkpoint.save`: the converted model is saved at once",
+            ("model.disable_bias_linear", "model.swiglu"),
+            "the fused GELU has no version for experts, and is on where linear layers have a bias",
+            "add `disable_bias_linear: true` to `model`, or `[--no-bias-gelu-fusion]` to `megatron.extra`",
         )
-    if moe.ffn_hidden_size and model.ffn_hidden_size and moe.ffn_hidden_size != model.ffn_hidden_size:
-        granularity = moe.upcycling_granularity or 1
-        yield Violation(
-            ("model.ffn_hidden_size", "moe.ffn_hidden_size", "moe.upcycling_granularity"),
-            f"while upcycling, model.ffn_hidden_size = {model.ffn_hidden_size} must be an expert's width: Megatron "
-            f"takes the dense layers to be {granularity} times as wide",
-            f"use {moe.ffn_hidden_size}, for dense layers of {moe.ffn_hidden_size * granularity}",
-        )
-    yield Violation(
-        ("moe.use_upcycling",),
-        f"Megatron {recipe.megatron.version} fails while it upcycles: it hands its loader a wrong argument name, and "
-        "builds the dense model from the MoE's configuration",
-        "launch it with a checkout that has both mended (handbook 2.5, 3.6)",
-        "warning",
-    )
 
 
 RULES: tuple[Rule, ...] = (
     dense_models_say_nothing_of_experts,
+    a_width_of_experts_needs_experts,
+    a_latent_space_needs_experts,
+    expert_ranks_need_experts,
     experts_divide_over_ranks,
     expert_ranks_divide_the_world,
     pattern_has_every_layer,
+    some_layer_has_experts,
+    every_nth_layer_counts_from_the_first,
     tensor_parallel_experts_need_sequence,
-    padding_needs_a_capacity,
-    upcycling_begins_from_a_run,
+    experts_divide_over_tensor_ranks,
+    experts_cut_in_parts_have_no_bias,
+    experts_with_a_bias_drop_unfused,
+    experts_with_a_bias_activate_unfused,
 )

@@ -1,0 +1,268 @@
+"""Rules on what stands beside the routed experts: a shared one, hash layers, a shortcut, a dense run to begin from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from moekit.recipe.rules.violation import Rule, Target, Violation, below
+from moekit.recipe.schema import Recipe
+
+
+def a_shared_expert_divides_over_tensor_ranks(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """It is cut as dense layers are, over the tensor-parallel ranks.
+
+    Megatron, build: `65 is not divisible by 2` (megatron/core/utils.py:558).
+    """
+    width, ranks = recipe.moe.shared_expert_intermediate_size, recipe.parallel.tensor_model or 1
+    if recipe.moe.num_experts and width and width % ranks:
+        yield Violation(
+            ("moe.shared_expert_intermediate_size", "parallel.tensor_model"),
+            f"a shared expert of width {width} cannot be cut over parallel.tensor_model = {ranks} ranks",
+            f"use a multiple of {ranks}",
+        )
+
+
+def a_shared_expert_has_no_bias(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Linear layers have a bias unless told otherwise.
+
+    Megatron, build: `bias is not supported in the shared experts`
+    (megatron/core/transformer/moe/shared_experts.py:124).
+    """
+    moe = recipe.moe
+    if moe.num_experts and moe.shared_expert_intermediate_size and not recipe.model.disable_bias_linear:
+        yield Violation(
+            ("moe.shared_expert_intermediate_size", "model.disable_bias_linear"),
+            "a shared expert cannot have a bias, and linear layers have one by default",
+            "add `disable_bias_linear: true` to `model`",
+        )
+
+
+def a_shared_expert_overlaps_an_exchange(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """The default dispatcher, `allgather`, has no exchange to run it behind.
+
+    Megatron, config: `moe_shared_expert_overlap only works with alltoall or flex token dispatcher`
+    (megatron/core/transformer/transformer_config.py:1648).
+    """
+    moe = recipe.moe
+    overlaps = moe.num_experts and moe.shared_expert_intermediate_size and moe.shared_expert_overlap
+    if overlaps and moe.dispatcher in (None, "allgather"):
+        yield Violation(
+            ("moe.shared_expert_overlap", "moe.dispatcher"),
+            "`moe.shared_expert_overlap` needs `moe.dispatcher` alltoall or flex, and not allgather, the default",
+            "add `dispatcher: alltoall`",
+        )
+
+
+def a_shared_expert_waits_for_latent_experts(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """The dispatcher sees tokens of the latent width, the shared expert needs whole ones.
+
+    Megatron, first step: `Shared expert overlap with MoE latent projections is not supported during training`
+    (megatron/core/transformer/moe/moe_layer.py:472).
+    """
+    moe = recipe.moe
+    if moe.num_experts and moe.latent_size and moe.shared_expert_intermediate_size and moe.shared_expert_overlap:
+        yield Violation(
+            ("moe.shared_expert_overlap", "moe.latent_size"),
+            "`moe.shared_expert_overlap` does not go with `moe.latent_size`",
+            "unset it with `null`",
+        )
+
+
+def _fused_shared_expert(recipe: Recipe) -> bool:
+    moe = recipe.moe
+    fused = moe.use_grouped_gemm_for_shared_expert and moe.shared_expert_intermediate_size
+    return bool(moe.num_experts and fused)
+
+
+def a_fused_shared_expert_needs_its_kernel(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """The grouped kernel for a shared expert came with Transformer Engine 2.14.
+
+    Megatron, build: `FusedSharedExpertMLP requires Transformer Engine >= 2.14.0`
+    (megatron/core/transformer/moe/shared_experts.py:397).
+    """
+    if _fused_shared_expert(recipe) and below(target.transformer_engine, "2.14.0"):
+        yield Violation(
+            ("moe.use_grouped_gemm_for_shared_expert",),
+            "`moe.use_grouped_gemm_for_shared_expert` needs Transformer Engine 2.14 or later, and "
+            f"{target.name} has {target.transformer_engine}",
+        )
+
+
+def a_fused_shared_expert_is_a_swiglu(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Its kernel knows one activation.
+
+    Megatron, build: `FusedSharedExpertMLP requires SwiGLU activation`
+    (megatron/core/transformer/moe/shared_experts.py:408).
+    """
+    if _fused_shared_expert(recipe) and not recipe.model.swiglu:
+        yield Violation(
+            ("moe.use_grouped_gemm_for_shared_expert", "model.swiglu"),
+            "`moe.use_grouped_gemm_for_shared_expert` needs `model.swiglu`",
+            "add `swiglu: true` to `model`, or unset this with `null`",
+        )
+
+
+def a_fused_shared_expert_is_interleaved(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Its kernel reads gate and input in turns of some columns.
+
+    Megatron, build: `requires moe_shared_expert_glu_interleave_size to be set`
+    (megatron/core/transformer/moe/shared_experts.py:416).
+    """
+    option = "--moe-shared-expert-glu-interleave-size"
+    if _fused_shared_expert(recipe) and option not in (recipe.megatron.extra or ()):
+        yield Violation(
+            ("moe.use_grouped_gemm_for_shared_expert", "megatron.extra"),
+            f"`moe.use_grouped_gemm_for_shared_expert` needs `{option}`, which no field says",
+            f"add `[{option}, 32]` to `megatron.extra`",
+        )
+
+
+def hash_layers_have_a_table(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Without a loaded table tokens go round the experts by their ids, and nothing balances it later.
+
+    A warning: it trains, and a table may come in another way. Only the handbook's commit has hash layers.
+
+    Megatron, never: it fills a placeholder in, in turns (handbook 3.2).
+    """
+    layers = recipe.moe.num_hash_layers
+    if recipe.moe.num_experts and layers and not recipe.checkpoint.from_run:
+        yield Violation(
+            ("moe.num_hash_layers", "checkpoint.from_run"),
+            f"{layers} hash layers begin without a table of token ids: Megatron's placeholder sends them in turns",
+            "begin from a checkpoint that has one, by `checkpoint.from_run`, or leave hash layers out",
+            "warning",
+        )
+
+
+def a_shortcut_needs_the_hybrid_stack(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """A recipe's model is a stack of GPT layers, and the shortcut is built in hybrid ones.
+
+    A warning, since no released Megatron has it and its answer is not seen here.
+
+    Megatron, never: only hybrid layers read it (handbook 3.5).
+    """
+    moe = recipe.moe
+    if moe.num_experts and moe.shortcut_connection:
+        alone = "" if moe.shortcut_parallel else ", and without `moe.shortcut_parallel` overlaps nothing there either"
+        yield Violation(
+            ("moe.shortcut_connection", "moe.shortcut_parallel"),
+            f"`moe.shortcut_connection` works in Megatron's hybrid stack alone, not in a recipe's GPT layers{alone}",
+            "unset it with `null`; `overlap.moe_expert_parallel_comm` hides the exchange without new wiring",
+            "warning",
+        )
+
+
+def upcycling_is_saved(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """The converted model is saved at once.
+
+    Megatron, validate: `When using upcycling, the --save option must be specified`
+    (megatron/training/arguments.py:1783).
+    """
+    if recipe.moe.num_experts and recipe.moe.use_upcycling and not recipe.checkpoint.save:
+        yield Violation(
+            ("moe.use_upcycling", "checkpoint.save"),
+            "`moe.use_upcycling` needs `checkpoint.save`: the converted model is saved at once",
+        )
+
+
+def upcycling_begins_from_a_run(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Experts would begin at random and the dense training be lost.
+
+    Megatron, first step: before it, nothing is found to convert (megatron/core/transformer/moe/upcycling_utils.py:312;
+    handbook 3.6).
+    """
+    if recipe.moe.num_experts and recipe.moe.use_upcycling and not recipe.checkpoint.from_run:
+        yield Violation(
+            ("moe.use_upcycling", "checkpoint.from_run"),
+            "`moe.use_upcycling` needs `checkpoint.from_run`, the dense run whose layers become experts",
+        )
+
+
+def upcycling_counts_slices_of_an_expert(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """`model.ffn_hidden_size` times the granularity is the dense run's width, so it must itself be an expert's.
+
+    Megatron, first step: before it, the dense checkpoint does not load, as its shapes are others
+    (megatron/training/training.py:2159; handbook 3.6).
+    """
+    moe, model = recipe.moe, recipe.model
+    if not (moe.num_experts and moe.use_upcycling and moe.ffn_hidden_size and model.ffn_hidden_size):
+        return
+    if moe.ffn_hidden_size != model.ffn_hidden_size:
+        granularity = moe.upcycling_granularity or 1
+        yield Violation(
+            ("model.ffn_hidden_size", "moe.ffn_hidden_size", "moe.upcycling_granularity"),
+            f"while upcycling, model.ffn_hidden_size = {model.ffn_hidden_size} must be an expert's width: Megatron "
+            f"takes the dense layers to be {granularity} times as wide",
+            f"use {moe.ffn_hidden_size}, for dense layers of {moe.ffn_hidden_size * granularity}",
+        )
+
+
+def upcycled_experts_are_whole_copies(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Each slice of a dense layer is copied equally often.
+
+    Megatron, first step: before it, `The number of experts must be divisible by granularity for upcycling`
+    (megatron/core/transformer/moe/upcycling_utils.py:90).
+    """
+    moe = recipe.moe
+    if moe.num_experts and moe.use_upcycling and moe.num_experts % (moe.upcycling_granularity or 1):
+        yield Violation(
+            ("moe.upcycling_granularity", "moe.num_experts"),
+            f"{moe.num_experts} experts are no whole number of copies of moe.upcycling_granularity = "
+            f"{moe.upcycling_granularity} slices",
+        )
+
+
+def upcycled_layers_begin_with_experts(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """What is converted is read off the first layer.
+
+    Megatron, first step: before it, `The mlp layer ... is not supported by upcycling`
+    (megatron/core/transformer/moe/upcycling_utils.py:39).
+    """
+    pattern = recipe.moe.layer_freq
+    if recipe.moe.num_experts and recipe.moe.use_upcycling and pattern and pattern.layers and not pattern.layers[0]:
+        yield Violation(
+            ("moe.layer_freq", "moe.use_upcycling"),
+            "`moe.use_upcycling` needs experts in the first layer, and `moe.layer_freq` makes it dense",
+        )
+
+
+_UPCYCLING: tuple[Rule, ...] = (
+    upcycling_is_saved,
+    upcycling_begins_from_a_run,
+    upcycling_counts_slices_of_an_expert,
+    upcycled_experts_are_whole_copies,
+    upcycled_layers_begin_with_experts,
+)
+
+
+def upcycling_needs_a_mended_megatron(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Told where all else is right. A warning, since a checkout can be mended: it passes a wrong argument name to its loader, and builds the dense
+    model from the MoE's configuration.
+
+    Megatron, first step: before it, `load_checkpoint() got an unexpected keyword argument 'model'`
+    (megatron/training/training.py:2180, 2040; handbook 2.5).
+    """
+    wrong = any(True for rule in _UPCYCLING for _ in rule(recipe, target))
+    if recipe.moe.num_experts and recipe.moe.use_upcycling and not wrong:
+        yield Violation(
+            ("moe.use_upcycling",),
+            f"Megatron {recipe.megatron.version} fails while it upcycles: it hands its loader a wrong argument name, "
+            "and builds the dense model from the MoE's configuration",
+            "launch it with a checkout that has both mended (handbook 2.5, 3.6)",
+            "warning",
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    a_shared_expert_divides_over_tensor_ranks,
+    a_shared_expert_has_no_bias,
+    a_shared_expert_overlaps_an_exchange,
+    a_shared_expert_waits_for_latent_experts,
+    a_fused_shared_expert_needs_its_kernel,
+    a_fused_shared_expert_is_a_swiglu,
+    a_fused_shared_expert_is_interleaved,
+    hash_layers_have_a_table,
+    a_shortcut_needs_the_hybrid_stack,
+    *_UPCYCLING,
+    upcycling_needs_a_mended_megatron,
+)
