@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from moekit import cli, share
+from moekit.launch.cluster import find_cluster
 from moekit.launch.rundir import run_arguments
 from moekit.megatron.flags import argv
 from moekit.recipe.load import load
@@ -47,7 +48,8 @@ def test_flags_of_every_shipped_recipe(
         *("flags", name), *(["--resume"] if start == "resume" else []), *(["--profile", profile] if profile else [])
     )
     assert code == 0
-    words = argv(run_arguments(load(name).recipe, Path(name).name, "/fsx/moekit", resume=start == "resume"))
+    shared = find_cluster(profile).shared_root
+    words = argv(run_arguments(load(name).recipe, Path(name).name, shared, resume=start == "resume"))
     assert shlex.split(out) == words
     golden_file(GOLDEN / "flags" / f"{name.replace('/', '_')}.{start}.txt", out)
 
