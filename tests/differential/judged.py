@@ -16,8 +16,6 @@ from moekit.recipe.cpu import cpu_problems
 from moekit.recipe.load import Loaded
 from moekit.recipe.names import RUN_NAME
 from moekit.recipe.rules import RULES, stage_of
-from moekit.recipe.rules import STAGES as NOTICED
-from moekit.recipe.rules.violation import Rule
 from moekit.recipe.schema import Recipe
 from moekit.recipe.schema.markers import Flag
 
@@ -64,19 +62,11 @@ def refusals(values: Values, profile: str) -> list[Refusal]:
 
 def _of_rules(recipe: Recipe, profile: str) -> list[Refusal]:
     return [
-        Refusal(rule.__name__, _stage(rule), violation.what)
+        Refusal(rule.__name__, stage_of(rule), violation.what)
         for rule in RULES
         for violation in rule(recipe, cluster(profile))
         if violation.level == "error"
     ]
-
-
-def _stage(rule: Rule) -> str:
-    """TODO until every docstring names its stage."""
-    try:
-        return stage_of(rule)
-    except ValueError:
-        return next((stage for stage in NOTICED if stage in (rule.__doc__ or "")), "never")
 
 
 def question(values: Values, profile: str, step: bool = False) -> Question:
