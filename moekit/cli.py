@@ -20,6 +20,7 @@ ROOMS = {
     "diff": "moekit.recipe.commands",
     "new": "moekit.recipe.commands",
     "schema": "moekit.recipe.commands",
+    "rules": "moekit.recipe.commands",
     "import": "moekit.recipe.commands",
     "launch": "moekit.launch.commands",
     "megatron": "moekit.megatron.commands",

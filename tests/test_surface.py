@@ -237,7 +237,7 @@ def test_commands_at_the_desk_import_nothing_heavy(words: list[str]) -> None:
 def test_the_commands() -> None:
     """The whole list; a new one is a decision."""
     assert list(cli.ROOMS) == [
-        *("check", "show", "flags", "diff", "new", "schema", "import"),
+        *("check", "show", "flags", "diff", "new", "schema", "rules", "import"),
         *("launch", "megatron"),
     ]
 

@@ -244,6 +244,22 @@ def schema(
     print(reference() if markdown else schema_text(), end="")
 
 
+@app.command("rules")
+def rules(
+    word: Annotated[
+        str, typer.Argument(metavar="[WORD]", help="Print those with this word in their name or text.")
+    ] = "",
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print all of them as a page of text instead.")] = False,
+) -> None:
+    """Print the rules that recipes are held against: the fact, when Megatron would notice, and the source."""
+    from moekit.recipe.rules import page
+
+    text = page.page() if markdown else page.found(word)
+    if not text:
+        raise error(f"no rule has `{shortened(word)}` in its name or text", "`moekit rules` prints all")
+    print(text, end="")
+
+
 @app.command("import")
 def import_(
     source: Annotated[str, typer.Argument(metavar="FLAGS_OR_SCRIPT", help="A file; `-` reads standard input.")],

@@ -9,7 +9,10 @@ from moekit.recipe.schema import Recipe
 
 
 def fields_have_what_they_work_with(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Each of these does nothing without its companion, and something else is trained; never noticed."""
+    """Each of these fields works on what its companion switches on, and says nothing alone.
+
+    Megatron, never: what is trained is not what the recipe seems to say (seen on a CPU: two steps are the same bits).
+    """
     for name, needed in COMPANIONS.items():
         if _said(recipe, name) and not _said(recipe, needed):
             yield Violation(

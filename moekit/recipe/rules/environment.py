@@ -74,7 +74,8 @@ def the_allocator_is_told_in_its_words(recipe: Recipe, target: Target) -> Iterat
 def caches_are_each_nodes_own(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """Caches are guarded by file locks, which shared file systems may not have.
 
-    Megatron, later: ranks wait for a lock without end, or read a file that another one is writing.
+    Megatron, later: ranks wait for a lock without end, or read a file that another one is writing (seen on FSx:
+    huggingface/datasets issue 329, huggingface_hub issue 2399).
     A warning: many shared file systems do have them.
     """
     if (recipe.parallel.gpus or 1) <= target.gpus_per_node:
@@ -98,7 +99,7 @@ _SHARED = ("/fsx", "/lustre", "/nfs", "/efs", "/shared", "/home", "/mnt/fsx", "/
 def enroot_is_the_sites(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """pyxis unpacks images before the training processes have an environment, by the site's own settings.
 
-    Megatron, never: the variable reaches nobody.
+    Megatron, never: the variable reaches nobody (NVIDIA/pyxis issue 43).
     A warning: it harms nothing.
     """
     for name, value in (recipe.runtime.environment or {}).items():
@@ -114,7 +115,7 @@ def enroot_is_the_sites(recipe: Recipe, target: Target) -> Iterator[Violation]:
 def trackers_are_elsewhere(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """The training processes write their metrics to files; who sends them on runs beside them.
 
-    Megatron, never: the variable reaches no tracker.
+    Megatron, never: the variable reaches no tracker (moekit/job/wandb_face.py).
     A warning: it harms nothing.
     """
     for name, value in (recipe.runtime.environment or {}).items():

@@ -123,7 +123,7 @@ def profiled_ranks_are_in_the_world(recipe: Recipe, target: Target) -> Iterator[
     if recipe.profile.enabled and missing:
         yield Violation(
             ("profile.ranks", "parallel.gpus"),
-            f"`profile.ranks` has {listed(missing)}, and `parallel.gpus: {gpus}` makes ranks 0 to {(gpus or 1) - 1}",
+            f"`profile.ranks` has {listed(missing)}, and the last rank of `parallel.gpus: {gpus}` is {(gpus or 1) - 1}",
         )
 
 
