@@ -236,8 +236,9 @@ _UPCYCLING: tuple[Rule, ...] = (
 
 
 def upcycling_needs_a_mended_megatron(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Told where all else is right. A warning, since a checkout can be mended: it passes a wrong argument name to its loader, and builds the dense
-    model from the MoE's configuration.
+    """It passes a wrong argument name to its loader, and builds the dense model from the MoE's configuration.
+
+    Told where all else is right. A warning, since a checkout can be mended.
 
     Megatron, first step: before it, `load_checkpoint() got an unexpected keyword argument 'model'`
     (megatron/training/training.py:2180, 2040; handbook 2.5).
