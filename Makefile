@@ -39,6 +39,7 @@ lint: $(VENV)/dev.stamp
 
 bench: $(VENV)/dev.stamp
 	@$(RUN)/python tests/benchmarks/dry_run.py
+	@$(RUN)/python tests/benchmarks/rules.py
 
 agree: $(VENV)/dev.stamp
 	@$(RUN)/python tests/differential/agree.py -n $(N) --seed $(SEED) --steps 200 --answers $(VENV)/agree.answers --shrink
