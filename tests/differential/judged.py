@@ -23,6 +23,10 @@ Kind = Literal["both accept", "both refuse", "false accept", "false refusal", "m
 DISAGREEMENTS: tuple[Kind, ...] = ("false accept", "false refusal", "masked")
 
 
+OUR_NAMES = {"container": "config", "step": "first step"}
+"""The stages whose names rules do not use, as `moekit.recipe.rules.STAGES` has them."""
+
+
 @dataclass(frozen=True)
 class Refusal:
     """One error of ours."""
@@ -134,15 +138,14 @@ def findings(values: Values, ours: Sequence[Refusal], theirs: Sequence[Verdict])
 
 def _told(refusal: Refusal, stage: str) -> bool:
     """Whether a refusal of ours can be what Megatron refuses at a stage."""
-    return refusal.stage == stage.replace("container", "config") or refusal.source.startswith("schema")
+    return refusal.stage == OUR_NAMES.get(stage, stage) or refusal.source.startswith("schema")
 
 
 def _contradicted(ours: Sequence[Refusal], theirs: Sequence[Verdict]) -> list[Finding]:
     """Rules whose stage was judged and passed."""
     answers: dict[str, set[str]] = {}
     for verdict in theirs:
-        stage = {"container": "config", "step": "first step"}.get(verdict.stage, verdict.stage)
-        answers.setdefault(stage, set()).add(verdict.answer)
+        answers.setdefault(OUR_NAMES.get(verdict.stage, verdict.stage), set()).add(verdict.answer)
     passed = {stage for stage, said in answers.items() if said == {"passed"}}
     last = theirs[-1]
     later = f"; refused at {last.stage}: {last.message}" if last.answer == "refused" else ""
