@@ -1,8 +1,7 @@
-"""Rules on the batch, the length of a run, its data and its validation."""
+"""Rules on the batch, the length of a run and its validation."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from moekit.recipe.rules.violation import Rule, Target, Violation
@@ -10,20 +9,39 @@ from moekit.recipe.schema import Recipe
 from moekit.recipe.sizes import sizes
 
 
-def batch_is_given(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """A bare assert on the micro batch at validate; an unset global batch silently means no accumulation.
+def a_micro_batch_is_given(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Megatron has no default for it.
 
-    Source: megatron/training/arguments.py:675-690.
+    Megatron, validate: a bare assert (megatron/training/arguments.py:675).
     """
-    for name in ("micro_batch_size", "global_batch_size"):
-        if getattr(recipe.train, name) is None:
-            yield Violation(
-                (f"train.{name}",), f"`train.{name}` is missing", "sequences, over one rank and over all ranks"
-            )
+    if recipe.train.micro_batch_size is None:
+        yield Violation(
+            ("train.micro_batch_size",),
+            "`train.micro_batch_size` is missing",
+            "sequences a data-parallel rank takes at a time",
+        )
+
+
+def a_global_batch_is_given(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """The batch would follow the number of GPUs, and with it what the learning rate means.
+
+    Megatron, never: one micro batch of each data-parallel rank is its default (megatron/training/arguments.py:685).
+    """
+    scheduled = "--step-batch-size-schedule" in (recipe.megatron.extra or ())
+    if recipe.train.global_batch_size is None and not scheduled:
+        yield Violation(
+            ("train.global_batch_size",),
+            "`train.global_batch_size` is missing",
+            "sequences in one step, over all ranks",
+        )
 
 
 def micro_batches_fill_the_global_batch(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Stops at validate, worded as a fault of evaluation. Source: megatron/training/arguments.py:695."""
+    """Each data-parallel rank takes equally many micro batches.
+
+    Megatron, validate: worded as a fault of evaluation, `eval_global_batch_size (250) must be divisible by`
+    (megatron/training/arguments.py:694).
+    """
     size = sizes(recipe)
     if size is None or size.world % size.model_ranks:
         return
@@ -37,30 +55,71 @@ def micro_batches_fill_the_global_batch(recipe: Recipe, target: Target) -> Itera
         )
 
 
-def one_length(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Both stop at validate (megatron/training/arguments.py:1240), neither when the schedule is made.
+def the_batch_does_not_ramp_up(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """The option is read and has no effect: the batch has its full size from the first step.
 
-    Their fields exclude each other too: one run counts in iterations or in samples (arguments.py:1240-1258).
+    Megatron, never: the trainer does not hand it on (megatron/training/global_vars.py:127).
     """
-    iters, samples = recipe.train.iters, recipe.train.samples
-    if iters and samples:
-        yield Violation(("train.samples", "train.iters"), "`train.iters` and `train.samples` exclude each other")
-    if not iters and not samples:
+    if recipe.train.rampup_batch_size is not None:
+        yield Violation(
+            ("train.rampup_batch_size",),
+            "`train.rampup_batch_size` does nothing in Megatron's trainer",
+            "unset it with `null`; `--step-batch-size-schedule` in `megatron.extra` changes the batch at given steps, "
+            "without `train.global_batch_size`",
+        )
+
+
+def a_length_is_given(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """The learning rate needs to know the end.
+
+    Megatron, schedule: `either train-iters or train-samples should be provided` (megatron/training/training.py:1939).
+    """
+    if not recipe.train.iters and not recipe.train.samples:
         yield Violation(("train.iters",), "`train.iters` is missing", "optimizer steps of the full token budget")
-    unit, other = ("samples", "iters") if samples and not iters else ("iters", "samples")
-    for name in (f"{part}_{other}" for part in ("decay", "wsd_decay", "warmup")):
-        if getattr(recipe.schedule, name):
-            yield Violation(
-                (f"schedule.{name}", f"train.{unit}"),
-                f"`schedule.{name}` has no meaning beside `train.{unit}`",
-                f"use `{name.replace(other, unit)}`, and unset this one with `null`",
-            )
+
+
+def one_length(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """A run counts in steps or in sequences.
+
+    Megatron, validate: `expected iteration-based training` (megatron/training/arguments.py:1239).
+    """
+    if recipe.train.iters and recipe.train.samples:
+        yield Violation(
+            ("train.samples", "train.iters"),
+            "`train.iters` and `train.samples` exclude each other",
+            "unset one of them with `null`",
+        )
+
+
+def samples_fill_a_batch(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Fewer sequences than one step takes are no step at all.
+
+    Megatron, never: it builds the model, trains 0 steps and ends well (`update_train_iters` of
+    megatron/training/training.py).
+    """
+    samples, batch = recipe.train.samples, recipe.train.global_batch_size
+    if samples and batch and samples < batch and not recipe.train.iters:
+        yield Violation(
+            ("train.samples", "train.global_batch_size"),
+            f"train.samples = {samples} is below train.global_batch_size = {batch}: there is no step",
+            "sequences of the full token budget",
+        )
+
+
+def a_seed_is_above_zero(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """0 is no seed of Megatron's.
+
+    Megatron, first step: `Seed (0) should be a positive integer` (megatron/training/initialize.py:461).
+    """
+    if recipe.train.seed is not None and recipe.train.seed <= 0:
+        yield Violation(("train.seed",), f"train.seed = {recipe.train.seed} is not above 0", "Megatron's own is 1234")
 
 
 def evaluation_has_an_interval(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """A TypeError when the data sets are built, after the model, even where nothing is validated. Seen on a CPU.
+    """Megatron divides by it, even where nothing is validated.
 
-    Source: megatron/training/training.py:4481.
+    Megatron, first step: a TypeError when the data sets are built, after the model
+    (megatron/training/training.py:4481).
     """
     if recipe.train.eval_interval is None and "--full-validation" not in (recipe.megatron.extra or ()):
         yield Violation(
@@ -70,61 +129,14 @@ def evaluation_has_an_interval(recipe: Recipe, target: Target) -> Iterator[Viola
         )
 
 
-def data_is_named_or_mocked(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Two sources stop at validate (megatron/training/arguments.py:1627); none is silently mock data."""
-    data = recipe.data
-    if data.name and data.mock_data:
-        yield Violation(("data.mock_data", "data.name"), "`data.name` and `data.mock_data` exclude each other")
-    said_by_extra = {"--train-data-path", "--per-split-data-args-path"} & {*(recipe.megatron.extra or ())}
-    if not data.name and not data.mock_data and not said_by_extra:
-        yield Violation(("data.name",), "`data.name` is missing", "name a data set, or say `mock_data: true`")
-    if data.shards and not data.name:
-        yield Violation(("data.shards",), "`data.shards` needs `data.name`, the data set they are of")
-
-
-def tokenizer_is_complete(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Asserts when the tokenizer is built, after the ranks have met. Source: megatron/core/tokenizers."""
-    data = recipe.data
-    if data.tokenizer_type is None:
-        yield Violation(
-            ("data.tokenizer_type",),
-            "`data.tokenizer_type` is missing",
-            "`HuggingFaceTokenizer` reads a folder, `NullTokenizer` goes with `mock_data`",
-        )
-    elif data.tokenizer_type.startswith("Null"):
-        if data.vocab_size is None:
-            yield Violation(("data.vocab_size", "data.tokenizer_type"), "`NullTokenizer` needs `data.vocab_size`")
-        if data.tokenizer:
-            yield Violation(
-                ("data.tokenizer", "data.tokenizer_type"), "`data.tokenizer` has no meaning with `NullTokenizer`"
-            )
-    elif not data.tokenizer and "--vocab-file" not in (recipe.megatron.extra or ()):
-        yield Violation(("data.tokenizer", "data.tokenizer_type"), f"`{data.tokenizer_type}` needs `data.tokenizer`")
-
-
-def validation_has_data(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """The first validation stops the run, hours in. Source: megatron/training/training.py:4584, 4673."""
-    shares = [part.strip() for part in (recipe.data.split or "").split(",")]
-    if not recipe.data.name or len(shares) < 2 or not re.fullmatch(r"0*(\.0*)?", shares[1]):
-        return
-    if (
-        recipe.train.eval_iters
-        and recipe.train.eval_interval
-        and recipe.train.eval_interval <= (recipe.train.iters or 0)
-    ):
-        yield Violation(
-            ("data.split", "train.eval_iters"),
-            f"`data.split: {recipe.data.split}` leaves validation nothing, and `train.eval_iters` asks for it",
-            "give the second share some documents, or set `eval_iters: 0`",
-        )
-
-
 RULES: tuple[Rule, ...] = (
-    batch_is_given,
+    a_micro_batch_is_given,
+    a_global_batch_is_given,
     micro_batches_fill_the_global_batch,
+    the_batch_does_not_ramp_up,
+    a_length_is_given,
     one_length,
+    samples_fill_a_batch,
+    a_seed_is_above_zero,
     evaluation_has_an_interval,
-    data_is_named_or_mocked,
-    tokenizer_is_complete,
-    validation_has_data,
 )

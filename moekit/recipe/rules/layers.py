@@ -1,4 +1,4 @@
-"""Rules on the transformer: sizes, attention, activation, prediction depths."""
+"""Rules on the transformer: its sizes, activation, norms, dropout, initial weights."""
 
 from __future__ import annotations
 
@@ -9,82 +9,207 @@ from moekit.recipe.schema import Recipe
 
 
 def needed_sizes_are_given(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Megatron has no default for these: stops with `... argument is None`, at validate.
+    """Megatron has no default for these.
 
-    Source: megatron/training/arguments.py:675, 1274-1277.
+    Megatron, validate: `num_layers argument is None` and its like, of the sequence a bare assert
+    (megatron/training/arguments.py:1262, 1277, 1310).
     """
     for name in ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "max_position_embeddings"):
         if getattr(recipe.model, name) is None:
             yield Violation((f"model.{name}",), f"`model.{name}` is missing", "Megatron has no default for it")
-    if recipe.parallel.gpus is None:
-        yield Violation(
-            ("parallel.gpus",), "`parallel.gpus` is missing", "it is the run's world size, one process each"
-        )
 
 
-def heads_divide_the_width(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """A bare assert, at validate. Source: megatron/training/arguments.py:1292-1294."""
-    width, heads = recipe.model.hidden_size, recipe.model.num_attention_heads
-    if width and heads and recipe.model.kv_channels is None and width % heads:
-        yield Violation(
-            ("model.num_attention_heads", "model.hidden_size"),
-            f"{heads} attention heads do not divide model.hidden_size = {width}",
-            "change one of them, or give a head's width as `model.kv_channels`",
-        )
+def widths_divide_over_tensor_ranks(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Each tensor-parallel rank holds an equal part of a dense layer's feed-forward network.
 
-
-def query_groups_divide_heads(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """A reshape error, at the first step; nothing before it looks. Seen on a CPU."""
-    heads, groups = recipe.model.num_attention_heads, recipe.model.num_query_groups
-    if heads and groups and heads % groups:
-        yield Violation(
-            ("model.num_query_groups", "model.num_attention_heads"),
-            f"{groups} query groups do not divide model.num_attention_heads = {heads}",
-            f"use one of {_divisors(heads)}",
-        )
-
-
-def query_groups_are_switched_on(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Without the switch the groups are ignored and a wider model is trained; never noticed.
-
-    Source: megatron/training/argument_utils.py:330-333.
+    Megatron, build: `130 is not divisible by 4` (megatron/core/utils.py:558).
     """
-    if recipe.model.num_query_groups and not recipe.model.group_query_attention:
+    width, ranks = _width(recipe), recipe.parallel.tensor_model or 1
+    if width and width % ranks and _has_dense_layers(recipe):
         yield Violation(
-            ("model.num_query_groups", "model.group_query_attention"),
-            "`model.num_query_groups` does nothing without `model.group_query_attention`",
-            "add `group_query_attention: true`",
+            ("model.ffn_hidden_size", "parallel.tensor_model"),
+            f"model.ffn_hidden_size = {width} cannot be divided over parallel.tensor_model = {ranks} ranks",
+            f"use a multiple of {ranks}",
         )
 
 
-def positions_cover_the_sequence(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Stops at validate. Source: megatron/training/arguments.py:1314."""
-    length, positions = recipe.model.seq_length, recipe.model.max_position_embeddings
-    if length and positions and length > positions:
+def gated_widths_are_even(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Megatron warms the fused SwiGLU up with a tensor as wide as a rank's part, and halves it, with experts too.
+
+    Megatron, first step: `The size of tensor a (64) must match the size of tensor b (63)`
+    (megatron/training/initialize.py:526).
+    """
+    width, ranks = _width(recipe), recipe.parallel.tensor_model or 1
+    divided = not width or not width % ranks or not _has_dense_layers(recipe)
+    if recipe.model.swiglu and width and divided and width // ranks % 2:
         yield Violation(
-            ("model.max_position_embeddings", "model.seq_length"),
-            f"model.max_position_embeddings = {positions} is below model.seq_length = {length}",
-            f"use at least {length}",
+            ("model.ffn_hidden_size", "model.swiglu", "parallel.tensor_model"),
+            f"model.ffn_hidden_size = {width} leaves {width // ranks} to each tensor-parallel rank, an odd number, "
+            "and `model.swiglu` halves it",
+            f"use a multiple of {2 * ranks}",
         )
+
+
+def _width(recipe: Recipe) -> int | None:
+    """Width of a dense feed-forward network, Megatron's own where none is given (arguments.py:1280-1288)."""
+    width, hidden = recipe.model.ffn_hidden_size, recipe.model.hidden_size
+    if width is None and hidden is not None:
+        return int((4 * hidden * 2 / 3) / 64) * 64 if recipe.model.swiglu else 4 * hidden
+    return width
+
+
+def _has_dense_layers(recipe: Recipe) -> bool:
+    """Whether some layer is not MoE."""
+    pattern, layers = recipe.moe.layer_freq, recipe.model.num_layers
+    return not recipe.moe.num_experts or (pattern is not None and not all(pattern.is_moe(layers or 0)))
 
 
 def one_activation(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """A bare assert, at config. Source: megatron/training/argument_utils.py, `core_transformer_config_from_args`."""
+    """SwiGLU is gated, squared ReLU is not.
+
+    Megatron, config: a bare assert (megatron/training/argument_utils.py:319).
+    """
     if recipe.model.swiglu and recipe.model.squared_relu:
         yield Violation(
-            ("model.squared_relu", "model.swiglu"), "`model.swiglu` and `model.squared_relu` exclude each other"
+            ("model.squared_relu", "model.swiglu"),
+            "`model.swiglu` and `model.squared_relu` exclude each other",
+            "unset one of them with `null`",
         )
 
 
-def _divisors(number: int) -> str:
-    return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)
+def squared_relu_is_unfused(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Where layers have biases, Megatron fuses them into the activation, and has no such kernel for squared ReLU.
+
+    Megatron, config: `activation function should be either gelu, swiglu, or quick_geglu`
+    (megatron/core/transformer/transformer_config.py:2116).
+    """
+    model = recipe.model
+    unfused = model.disable_bias_linear or "--no-bias-gelu-fusion" in (recipe.megatron.extra or ())
+    if model.squared_relu and not model.swiglu and not unfused:
+        yield Violation(
+            ("model.squared_relu", "model.disable_bias_linear"),
+            "`model.squared_relu` needs layers without bias",
+            "add `disable_bias_linear: true`, or `[--no-bias-gelu-fusion]` to `megatron.extra`",
+        )
+
+
+def clamps_are_of_a_gate(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """GELU and squared ReLU are not clipped.
+
+    Megatron, never: only a gated activation looks at the value (megatron/core/transformer/mlp.py:326).
+    """
+    model = recipe.model
+    gated = model.swiglu or model.quick_geglu
+    if model.activation_func_clamp_value is not None and not gated:
+        yield Violation(
+            ("model.activation_func_clamp_value", "model.swiglu"),
+            "`model.activation_func_clamp_value` does nothing without `model.swiglu`",
+            "add that, or unset this with `null`",
+        )
+
+
+def clamps_are_unfused(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """The fused SwiGLU of 0.19.2 does not clip, and it is the default.
+
+    Megatron, never: the fused kernels are not given the value (megatron/core/transformer/moe/experts.py:829,
+    megatron/core/transformer/mlp.py:280, 309).
+    """
+    model = recipe.model
+    clamped = model.swiglu and model.activation_func_clamp_value is not None
+    if clamped and not model.no_bias_swiglu_fusion and recipe.megatron.version == "0.19.2":
+        yield Violation(
+            ("model.activation_func_clamp_value", "model.no_bias_swiglu_fusion"),
+            "`model.activation_func_clamp_value` does nothing in the fused SwiGLU of Megatron 0.19.2",
+            "add `no_bias_swiglu_fusion: true`",
+        )
+
+
+def local_norms_are_plain(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """RMSNorm of the local layers is torch's, which has none of these.
+
+    Megatron, build: `not supported by torch LayerNorm` (megatron/core/transformer/torch_norm.py:44-50).
+    """
+    model, parallel = recipe.model, recipe.parallel
+    if model.transformer_impl != "local" or model.normalization != "RMSNorm" or recipe.runtime.device == "cpu":
+        return
+    for name, refused, remedy in (
+        ("model.apply_layernorm_1p", model.apply_layernorm_1p, "unset it with `null`"),
+        ("parallel.sequence", parallel.sequence and (parallel.tensor_model or 1) > 1, "unset it with `null`"),
+        ("model.no_persist_layer_norm", not model.no_persist_layer_norm, "add `no_persist_layer_norm: true`"),
+    ):
+        if refused:
+            said = f"`{name}`" if name != "model.no_persist_layer_norm" else "a persistent kernel"
+            yield Violation(
+                (name, "model.transformer_impl"), f"the RMSNorm of `transformer_impl: local` has no {said}", remedy
+            )
+
+
+def inference_layers_are_plain(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Layers made for inference have one norm and no biases.
+
+    Megatron, config: bare asserts (megatron/core/transformer/transformer_config.py:2830-2834).
+    """
+    model = recipe.model
+    if model.transformer_impl != "inference_optimized":
+        return
+    for name, refused, remedy in (
+        ("model.normalization", model.normalization != "RMSNorm", "normalization: RMSNorm"),
+        ("model.apply_layernorm_1p", model.apply_layernorm_1p, "apply_layernorm_1p: null"),
+        ("model.disable_bias_linear", not model.disable_bias_linear, "disable_bias_linear: true"),
+        ("model.add_qkv_bias", model.add_qkv_bias and model.disable_bias_linear, "add_qkv_bias: null"),
+    ):
+        if refused:
+            yield Violation(
+                (name, "model.transformer_impl"),
+                f"`transformer_impl: inference_optimized` does not go with this `{name}`",
+                f"`model: {{{remedy}}}`, or leave `transformer_impl` to Megatron: it is `transformer_engine`",
+            )
+
+
+def dropped_shares_are_shares(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """A dropout is a probability.
+
+    Megatron, build: `dropout probability has to be between 0 and 1, but got 1.5`
+    (megatron/core/models/common/embeddings/language_model_embedding.py:86).
+    """
+    for name in ("attention_dropout", "hidden_dropout"):
+        share = getattr(recipe.model, name)
+        if share is not None and share > 1:
+            yield Violation(
+                (f"model.{name}",), f"model.{name} = {share} is above 1", "it is a probability: 0 drops nothing"
+            )
+
+
+def gradients_reach_the_weights(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Weights that are all zero, or activations that are all dropped, have a gradient of zero, and stay so.
+
+    Megatron, never: it trains, and nothing is learnt (megatron/core/transformer/transformer_config.py:2196).
+    """
+    model = recipe.model
+    if model.init_method_std == 0:
+        yield Violation(
+            ("model.init_method_std",),
+            "`init_method_std: 0` makes all weights 0, where no gradient moves them",
+            "Megatron's own is 0.02",
+        )
+    if model.hidden_dropout == 1:
+        yield Violation(
+            ("model.hidden_dropout",),
+            "`hidden_dropout: 1` drops every activation, and nothing is learnt",
+            "0 drops nothing",
+        )
 
 
 RULES: tuple[Rule, ...] = (
     needed_sizes_are_given,
-    heads_divide_the_width,
-    query_groups_divide_heads,
-    query_groups_are_switched_on,
-    positions_cover_the_sequence,
+    widths_divide_over_tensor_ranks,
+    gated_widths_are_even,
     one_activation,
+    squared_relu_is_unfused,
+    clamps_are_of_a_gate,
+    clamps_are_unfused,
+    local_norms_are_plain,
+    inference_layers_are_plain,
+    dropped_shares_are_shares,
+    gradients_reach_the_weights,
 )
