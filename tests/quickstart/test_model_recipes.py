@@ -8,6 +8,8 @@ experts, prediction depth, capacity; its schedule and data.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +17,16 @@ import yaml
 from launched import Launch
 
 from moekit import share
+from moekit.launch.rundir import run_arguments
+from moekit.megatron.flags import argv
 from moekit.recipe.load import load
 from moekit.watch.metrics import history
 
-pytestmark = [pytest.mark.megatron, pytest.mark.train, pytest.mark.timeout(4000)]
+TRAINED = (
+    *("deepseek_v3_h100", "glm_4_5_air", "gpt_oss_20b", "mixtral_8x22b_folded", "mixtral_8x7b", "moonlight", "olmoe"),
+    *("qwen3_235b_128k", "qwen3_30b_h100"),
+)
+"""Made small, every other layout has the same arguments as one of these."""
 
 SMALL: dict[str, dict[str, Any]] = {
     "model": {
@@ -100,10 +108,32 @@ def shrunk(name: str) -> str:
     return yaml.safe_dump(text, sort_keys=False)
 
 
-@pytest.mark.parametrize("name", [name for name in share.shipped_recipes() if name.startswith("models/")])
+@pytest.fixture
+def arguments(tmp_path: Path) -> Callable[[str], tuple[str, ...]]:
+    """What the trainer gets of a recipe made small."""
+
+    def words(name: str) -> tuple[str, ...]:
+        file = tmp_path / "small.yaml"
+        file.write_text(shrunk(name))
+        return tuple(argv(run_arguments(load(str(file)).recipe, "small", "/shared", resume=False)))
+
+    return words
+
+
+def test_what_trains_stands_for_all(arguments: Callable[[str], tuple[str, ...]]) -> None:
+    trained = {arguments(f"models/{name}") for name in TRAINED}
+    assert len(trained) == len(TRAINED)
+    names = [name for name in share.shipped_recipes() if name.startswith("models/")]
+    assert [name for name in names if arguments(name) not in trained] == []
+
+
+@pytest.mark.megatron
+@pytest.mark.train
+@pytest.mark.timeout(4000)
+@pytest.mark.parametrize("name", TRAINED)
 def test_the_model_trains(name: str, launch: Launch) -> None:
-    recipe = load(name).recipe
-    launched = launch(name.replace("models/", "small_"), shrunk(name))
+    recipe = load(f"models/{name}").recipe
+    launched = launch(f"small_{name}", shrunk(f"models/{name}"))
     assert launched.wait() == 0, launched.text
     steps = history(launched.run.path)
     assert sorted(steps) == [1, 2, 3]
