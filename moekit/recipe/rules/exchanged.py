@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moekit.recipe.rules.violation import Rule, Target, Violation
+from moekit.recipe.rules.violation import Rule, Target, Violation, below
 from moekit.recipe.schema import Recipe
 
 
@@ -129,6 +129,21 @@ def bf16_sums_are_of_bf16_models(recipe: Recipe, target: Target) -> Iterator[Vio
         )
 
 
+def sharded_gradients_are_fused_from_2_10(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Older layers accumulate into a buffer that Megatron FSDP does not have. The fusion is on where nothing is said.
+
+    Megatron, build: `Megatron-FSDP with gradient_accumulation_fusion requires Transformer Engine version 2.10 or
+    higher` (megatron/core/distributed/fsdp/mcore_fsdp_adapter.py:148).
+    """
+    version, fused = target.transformer_engine, not recipe.model.no_gradient_accumulation_fusion
+    if recipe.parallel.use_megatron_fsdp and fused and below(version, "2.10"):
+        yield Violation(
+            ("parallel.use_megatron_fsdp", "model.no_gradient_accumulation_fusion"),
+            f"`parallel.use_megatron_fsdp` needs Transformer Engine 2.10; {target.name} has {version}",
+            "`model: {no_gradient_accumulation_fusion: true}`",
+        )
+
+
 RULES: tuple[Rule, ...] = (
     gathered_fp8_weights_are_divided,
     gathered_fp8_weights_are_in_fp8,
@@ -138,4 +153,5 @@ RULES: tuple[Rule, ...] = (
     fp32_sums_have_fp32_gradients,
     gradients_are_summed_in_one_format,
     bf16_sums_are_of_bf16_models,
+    sharded_gradients_are_fused_from_2_10,
 )

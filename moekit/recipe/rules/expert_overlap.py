@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moekit.recipe.rules.overlap import interleaves
+from moekit.recipe.rules.interleaving import virtual_stages
 from moekit.recipe.rules.violation import Rule, Target, Violation, below
 from moekit.recipe.schema import Recipe
 
@@ -97,7 +97,7 @@ def expert_overlap_interleaves_its_stages(recipe: Recipe, target: Target) -> Ite
     pipeline_model_parallel_size > 1` (megatron/core/transformer/transformer_config.py:2675); handbook 3.7.
     """
     stages = recipe.parallel.pipeline_model or 1
-    if recipe.overlap.moe_expert_parallel_comm and stages > 1 and not interleaves(recipe):
+    if recipe.overlap.moe_expert_parallel_comm and stages > 1 and virtual_stages(recipe) == 1:
         yield Violation(
             (OVERLAP, "parallel.pipeline_model"),
             f"`{OVERLAP}` over {stages} pipeline stages needs virtual stages",
@@ -191,7 +191,7 @@ def sharded_expert_overlap_has_one_stage(recipe: Recipe, target: Target) -> Iter
     (megatron/core/pipeline_parallel/combined_1f1b.py:210).
     """
     parallel = recipe.parallel
-    if recipe.overlap.moe_expert_parallel_comm and parallel.use_megatron_fsdp and interleaves(recipe):
+    if recipe.overlap.moe_expert_parallel_comm and parallel.use_megatron_fsdp and virtual_stages(recipe) > 1:
         yield Violation(
             (OVERLAP, "parallel.use_megatron_fsdp", "parallel.pipeline_model"),
             f"`{OVERLAP}` with `parallel.use_megatron_fsdp` excludes virtual stages",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from moekit.recipe.rules.interleaving import virtual_stages
 from moekit.recipe.rules.violation import Rule, Target, Violation
 from moekit.recipe.schema import Recipe
 
@@ -73,25 +74,16 @@ def unoverlapped_interleaving_needs_three_stages(recipe: Recipe, target: Target)
     Megatron, validate: `When interleaved schedule is used and p2p communication overlap is disabled,
     pipeline-model-parallel size should be greater than 2` (megatron/training/arguments.py:972).
     """
-    if recipe.overlap.no_overlap_p2p_communication and recipe.parallel.pipeline_model == 2 and interleaves(recipe):
+    if (
+        recipe.overlap.no_overlap_p2p_communication
+        and recipe.parallel.pipeline_model == 2
+        and virtual_stages(recipe) > 1
+    ):
         yield Violation(
             ("overlap.no_overlap_p2p_communication", "parallel.pipeline_model"),
             "`overlap.no_overlap_p2p_communication` with virtual stages needs `parallel.pipeline_model` above 2",
             "unset `overlap.no_overlap_p2p_communication` with `null`",
         )
-
-
-def interleaves(recipe: Recipe) -> bool:
-    """Whether a rank holds more than one virtual stage (megatron/training/arguments.py:906-944)."""
-    parallel, stages = recipe.parallel, recipe.parallel.pipeline_model or 1
-    if parallel.pipeline_model_layout is not None:
-        return len(parallel.pipeline_model_layout.stages) > stages
-    if parallel.num_virtual_stages_per_pipeline_rank is not None:
-        return parallel.num_virtual_stages_per_pipeline_rank > 1
-    each = parallel.num_layers_per_virtual_pipeline_stage
-    counted = (parallel.account_for_embedding_in_pipeline_split, parallel.account_for_loss_in_pipeline_split)
-    layers = (recipe.model.num_layers or 0) + sum(map(bool, counted))
-    return each is not None and layers // stages > each
 
 
 RULES: tuple[Rule, ...] = (
