@@ -1,11 +1,12 @@
 """What torchrun starts on every rank: `python -m torch.distributed.run ... job/entry.py <Megatron's arguments>`.
 
-It installs what this process needs, before Megatron is imported, and runs the `pretrain_gpt.py` of a checkout, or
-`gpt.py` on the wheel. The working directory is the run directory. From the environment:
+It installs what this process needs, before Megatron is imported, and runs the script of a checkout, `pretrain_gpt.py`
+or `pretrain_hybrid.py`, or `gpt.py` on the wheel. The working directory is the run directory. From the environment:
 
 MOEKIT_ATTEMPT    the number of this (re)start; arguments that begin with `attempts/N/` get it in the place of N
 MOEKIT_DEVICE     `cpu` or `gpu`
 MOEKIT_MEGATRON   a Megatron-LM checkout; unset: the installed megatron-core
+MOEKIT_STACK      `hybrid` for `pretrain_hybrid.py`, which trains hybrid stacks; unset: `pretrain_gpt.py`
 MOEKIT_ROUTING_TRACE_LAST_ITERS   trace the routing of this many last iterations too; unset: none
 
 It writes, in `attempts/<number>/`, `installed.json` (rank 0), `metrics.jsonl` (the last rank),
@@ -54,7 +55,7 @@ def train(folder: Path, rank: int) -> None:
     if checkout is None:
         gpt.main()
     else:
-        sys.argv[0] = str(Path(checkout, "pretrain_gpt.py"))
+        sys.argv[0] = str(Path(checkout, f"pretrain_{os.environ.get('MOEKIT_STACK', 'gpt')}.py"))
         runpy.run_path(sys.argv[0], run_name="__main__")
 
 

@@ -1,7 +1,8 @@
-"""GPT pretraining on the `megatron.training` of the megatron-core wheel, which ships no `pretrain_gpt.py` of its own.
+"""Pretraining on the `megatron.training` of the megatron-core wheel, which ships no `pretrain_gpt.py` of its own.
 
-Pretraining on tokens: no packed sequences, no supervised fine-tuning, no fill-in-the-middle, no distillation. Written
-for 0.19.2; its losses equal those of a checkout's script to the last bit (tests/job/test_losses.py).
+On tokens, of a GPT or a hybrid stack: no packed sequences, no supervised fine-tuning, no fill-in-the-middle, no
+distillation. Written for 0.19.2; a GPT's losses equal those of a checkout's script to the last bit
+(tests/job/test_losses.py).
 Shapes: (batch, sequence) for tokens, labels, loss mask and positions.
 """
 
@@ -23,7 +24,7 @@ def main() -> None:
     """Parse Megatron's arguments from `sys.argv` and train; SystemExit for one that takes a checkout's script."""
     from megatron.core.enums import ModelType
     from megatron.training import inprocess_restart, pretrain, set_startup_timestamps
-    from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
+    from megatron.training.argument_utils import pretrain_cfg_container_from_args
     from megatron.training.arguments import parse_and_validate_args
 
     set_startup_timestamps(program_start=_LOADED, main_entry=time.time())
@@ -32,11 +33,18 @@ def main() -> None:
     if refused := [f"`--{name.replace('_', '-')}`" for name in _REFUSED if getattr(args, name, None)]:
         what = f"{', '.join(refused)}: the installed megatron-core would ignore this"
         raise SystemExit(f"{what}; a Megatron-LM checkout (MOEKIT_MEGATRON) runs it")
-    config = pretrain_cfg_container_from_args(args, gpt_config_from_args(args))
+    config = pretrain_cfg_container_from_args(args, model_config(args))
     datasets.is_distributed = True  # type: ignore[attr-defined]  # every rank asks; `builds_data` decides
     train(
         config, datasets, ModelType.encoder_or_decoder, forward_step, store=store, get_embedding_ranks=embedding_ranks
     )
+
+
+def model_config(args: Any) -> Any:
+    """What is built: a hybrid stack where there is a layer pattern, Megatron's only sign of one, else a GPT."""
+    from megatron.training.argument_utils import gpt_config_from_args, hybrid_config_from_args
+
+    return gpt_config_from_args(args) if args.hybrid_layer_pattern is None else hybrid_config_from_args(args)
 
 
 def forward_step(data: Any, model: Any, return_schedule_plan: bool = False) -> tuple[Any, Any]:

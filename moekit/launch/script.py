@@ -124,6 +124,8 @@ def environment(recipe: Recipe, cluster: Cluster) -> dict[str, str | None]:
         "MOEKIT_LIBRARY_PATH": ":".join(cluster.library_path) if cluster.library_path else None,
         "MOEKIT_ROUTING_TRACE_LAST_ITERS": str(last_iters) if last_iters else None,
     }
+    if recipe.model.stack == "hybrid":
+        ours["MOEKIT_STACK"] = "hybrid"
     if _needs_one_connection(recipe, cluster):
         ours["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     if _ends_on_sigterm(recipe):

@@ -125,6 +125,14 @@ _LIMITS: list[tuple[Limit, Callable[[Values], bool]]] = [
         ),
         _is_on("experimental_attention_variant"),
     ),
+    (
+        Limit(
+            "hybrid stack",
+            "its layers are Transformer Engine's (core/models/hybrid/hybrid_layer_specs.py)",
+            "impossible",
+        ),
+        _is_on("hybrid_layer_pattern", "hybrid_override_pattern"),
+    ),
     (Limit("CUDA graphs", "a CPU has none", "impossible"), _cuda_graphs),
     (
         Limit(

@@ -170,11 +170,12 @@ def container(run: Run) -> None:
 
 
 def _model_config(run: Run) -> Any:
-    """`GPTModelConfig`, None where the vocabulary is the tokenizer's to say."""
-    from megatron.training.argument_utils import gpt_config_from_args
+    """`GPTModelConfig` or `HybridModelConfig`, None where the vocabulary is the tokenizer's to say."""
+    from megatron.training.argument_utils import gpt_config_from_args, hybrid_config_from_args
 
     if run.model_config is None and (run.args.vocab_size is not None or run.args.padded_vocab_size is not None):
-        run.model_config = gpt_config_from_args(run.args, run.config)
+        make = gpt_config_from_args if run.args.hybrid_layer_pattern is None else hybrid_config_from_args
+        run.model_config = make(run.args, run.config)
     return run.model_config
 
 

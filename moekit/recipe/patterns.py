@@ -1,7 +1,7 @@
-"""The two small languages Megatron reads from an argument, read by a grammar of our own: never evaluated, bounded.
+"""The small languages Megatron reads from an argument, read by a grammar of our own: never evaluated, bounded.
 
 Megatron hands `--moe-layer-freq` to `eval` and expands a pipeline layout by regular expressions, so a slip there is a
-traceback, a wrong model or a full memory. Both texts reach the command line exactly as written.
+traceback, a wrong model or a full memory. The texts reach the command line exactly as written.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import re
 from dataclasses import dataclass
 
 MOST_LAYERS = 10_000
-"""Longest expansion either language may have; the largest published models have a few hundred layers."""
+"""Longest expansion a text may have; the largest published models have a few hundred layers."""
 
 MOST_CHARACTERS = 4_096
-"""Longest text of either language."""
+"""Longest text of any of them."""
 MOST_BRACKETS = 100
 """Most `(` of a layer pattern; Python, which Megatron hands it to, stops at 200 inside each other."""
 
@@ -158,6 +158,41 @@ class PipelineLayout:
     def count(self, letter: str) -> int:
         """How many layers of a kind there are in all."""
         return sum(stage.count(letter) for stage in self.stages)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class HybridPattern:
+    """What each layer of a hybrid stack is (megatron/core/models/hybrid/hybrid_layer_allocation.py:13 at 0.19.2)."""
+
+    text: str
+    stages: tuple[str, ...]
+    """For each virtual stage in order, its layers as letters: `M` Mamba, `G` gated delta net, `*` attention, `+` latent
+    attention, `D` sparse attention, `-` dense feed-forward, `E` experts. One stage: Megatron cuts it evenly."""
+    depths: tuple[str, ...]
+    """For each multi-token prediction depth, its layers."""
+
+    @classmethod
+    def parse(cls, text: str) -> HybridPattern:
+        """Read `*E*E`, `*E|*E` (stages) or `*E*E/*E` (a prediction depth); `ValueError` says what is wrong."""
+        _short(text)
+        if wrong := re.search(r"[^MG*D+E|/-]", text):
+            raise ValueError(f"has `{wrong.group()}`; a layer is `M`, `G`, `*`, `+`, `D`, `-` or `E`")
+        main, *depths = text.split("/")
+        if not main.replace("|", ""):
+            raise ValueError("has no layer")
+        if "" in depths or len(set(depths)) > 1 or any("|" in depth for depth in depths):
+            raise ValueError("has prediction depths that are not alike: behind each `/` stand the same layers, no `|`")
+        if "*" in text and re.search(r"[+D]", text):
+            raise ValueError("has `*` beside `+` or `D`; a stack has one kind of attention")
+        return cls(text, tuple(main.split("|")), tuple(depths))
+
+    @property
+    def layers(self) -> str:
+        """The letters of all layers, prediction depths apart."""
+        return "".join(self.stages)
 
     def __str__(self) -> str:
         return self.text

@@ -22,7 +22,7 @@ from moekit.megatron.table import load as load_table
 from moekit.recipe import nodes
 from moekit.recipe.build import build, is_section, markers
 from moekit.recipe.load import Loaded, Source, field_that_says, fields_by_option, load, sections
-from moekit.recipe.patterns import LayerPattern, PipelineLayout
+from moekit.recipe.patterns import HybridPattern, LayerPattern, PipelineLayout
 from moekit.recipe.schema import Recipe
 from moekit.recipe.schema.markers import AtLeast, Flag
 from moekit.recipe.values import plain_values
@@ -196,6 +196,8 @@ def _one(rng: random.Random, field: str, hint: Any, marks: tuple[Any, ...], valu
         return _pattern(rng, values.get("model.num_layers") or 4)
     if hint is PipelineLayout:
         return _layout(rng, values)
+    if hint is HybridPattern:
+        return "".join(rng.choice(("*E", "*-", "ME")) for _ in range((values.get("model.num_layers") or 4) // 2)) or "*"
     if choices:
         return rng.choice((*choices, *choices, BOGUS if hint is str else 99))
     if hint is int:

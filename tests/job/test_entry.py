@@ -50,17 +50,20 @@ def test_the_files_of_the_job_are_python_3_10_and_import_nothing_of_moekit() -> 
 
 
 @pytest.mark.megatron
-def test_a_checkout_runs_its_own_script(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("stack", "script"), [({}, "pretrain_gpt.py"), ({"MOEKIT_STACK": "hybrid"}, "pretrain_hybrid.py")]
+)
+def test_a_checkout_runs_its_own_script(tmp_path: Path, stack: dict[str, str], script: str) -> None:
     checkout = tmp_path / "megatron lm"
     checkout.mkdir()
     (checkout / "hooks.py").write_text("raise AssertionError('this is not the hooks of the job')")
     (checkout / "beside.py").write_text("NAME = 'the module beside the script'")
-    (checkout / "pretrain_gpt.py").write_text(
+    (checkout / script).write_text(
         "import sys, wandb, megatron.core.timers as timers, beside, torch\n"
         "print(__name__, sys.argv, timers.wandb is wandb, beside.NAME, torch.cuda.device_count())\n"
         "sys.exit(16)\n"
     )
-    env = {"MOEKIT_ATTEMPT": "3", "MOEKIT_DEVICE": "cpu", "MOEKIT_MEGATRON": str(checkout), "RANK": "0"}
+    env = {"MOEKIT_ATTEMPT": "3", "MOEKIT_DEVICE": "cpu", "MOEKIT_MEGATRON": str(checkout), "RANK": "0"} | stack
     done = subprocess.run(
         [sys.executable, JOB / "entry.py", "--save", "attempts/N/x"],
         cwd=tmp_path,
@@ -70,7 +73,7 @@ def test_a_checkout_runs_its_own_script(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 16, done.stderr
-    argv = [str(checkout / "pretrain_gpt.py"), "--save", "attempts/3/x"]
+    argv = [str(checkout / script), "--save", "attempts/3/x"]
     *said, last = [line for line in done.stdout.splitlines() if line.startswith(("moekit:", "__main__"))]
     assert last == f"__main__ {argv} True the module beside the script 1"
     assert [line.split(" (")[0] for line in said] == [

@@ -90,6 +90,12 @@ def test_a_run_that_ends_on_sigterm_gets_it_in_time(recipe_of: Changed) -> None:
     assert environment(recipe, AWS)["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "300"
 
 
+def test_the_stack_picks_the_script(recipe_of: Changed) -> None:
+    hybrid = recipe_of('model: {stack: hybrid, num_layers: 2, hybrid_layer_pattern: "*E"}').recipe
+    assert environment(hybrid, AWS)["MOEKIT_STACK"] == "hybrid"
+    assert "MOEKIT_STACK" not in environment(recipe_of("model: {stack: gpt}").recipe, AWS)
+
+
 def test_one_task_a_node_with_all_its_cpus() -> None:
     recipe = load("first_moe").recipe
     for text in (job_script(recipe, AWS, "x").splitlines(), [f"#SBATCH {word}" for word in srun_words(recipe, AWS)]):

@@ -25,7 +25,7 @@ from moekit.recipe import nodes
 from moekit.recipe.build import build, markers
 from moekit.recipe.importing import import_recipe
 from moekit.recipe.load import load, sections
-from moekit.recipe.patterns import LayerPattern, PipelineLayout
+from moekit.recipe.patterns import HybridPattern, LayerPattern, PipelineLayout
 from moekit.recipe.schema import Recipe
 from moekit.recipe.schema.markers import AtLeast, Flag
 from moekit.recipe.shell import megatron_words
@@ -123,6 +123,7 @@ NUMBERS: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(-(10**9), 10**9),
     float: st.floats(allow_nan=False, allow_infinity=False),
     LayerPattern: st.sampled_from(["2", "[0,1]", "([0]*1+[1]*3)"]).map(LayerPattern.parse),
+    HybridPattern: st.sampled_from(["*E*E", "M-|*E/*E"]).map(HybridPattern.parse),
     PipelineLayout: st.sampled_from(["Et*3|(tt|)*2tmL", "EtL"]).map(PipelineLayout.parse),
 }
 
@@ -188,7 +189,7 @@ def test_every_field_with_an_option_comes_back() -> None:
                 values = [] if option.is_switch else [str(option.choices[0])] if option.choices else [value]
                 values *= option.nargs if isinstance(option.nargs, int) else 1
                 text = shlex.join([option.name, *values])
-                text = text.replace(" 1", " EtL") if hint is PipelineLayout else text
+                text = text.replace(" 1", {PipelineLayout: " EtL", HybridPattern: " ME"}.get(hint, " 1"))
                 imported = import_recipe(text, "x", version=version, gpus=1)
                 assert f"\n\n{section}:\n  {field.name}: " in imported.replace("  gpus: 1\n", ""), option.name
 

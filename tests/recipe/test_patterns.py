@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from moekit.recipe.patterns import LayerPattern, PipelineLayout
+from moekit.recipe.patterns import HybridPattern, LayerPattern, PipelineLayout
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,39 @@ def test_layouts(text: str, stages: tuple[str, ...]) -> None:
     assert layout.stages == stages
     assert str(layout) == text
     assert layout.count("t") == sum(stage.count("t") for stage in stages)
+
+
+@pytest.mark.parametrize(
+    ("text", "stages", "depths"),
+    [
+        ("*E*E", ("*E*E",), ()),
+        ("M-|*E|E", ("M-", "*E", "E"), ()),
+        ("+E/+E/+E", ("+E",), ("+E", "+E")),
+        ("|*", ("", "*"), ()),
+    ],
+)
+def test_hybrid_patterns(text: str, stages: tuple[str, ...], depths: tuple[str, ...]) -> None:
+    pattern = HybridPattern.parse(text)
+    assert (pattern.stages, pattern.depths, str(pattern)) == (stages, depths, text)
+    assert pattern.layers == text.split("/")[0].replace("|", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("*X", "has `X`; a layer is `M`, `G`, `*`, `+`, `D`, `-` or `E`"),
+        ("", "has no layer"),
+        ("||/*E", "has no layer"),
+        ("*E/", "has prediction depths that are not alike"),
+        ("*E/*E/*-", "has prediction depths that are not alike"),
+        ("*E/*|E", "has prediction depths that are not alike"),
+        ("*E+E", "has `*` beside `+` or `D`"),
+        ("M" * 5000, "has 5,000 characters"),
+    ],
+)
+def test_wrong_hybrid_patterns(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(reason)}"):
+        HybridPattern.parse(text)
 
 
 HUGE = [
@@ -152,6 +186,21 @@ def test_megatron_reads_layouts_alike(text: str) -> None:
     theirs = PipelineParallelLayerLayout.parse_str_to_list(text)
     letters = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
     assert tuple("".join(letters[layer.name] for layer in stage) for stage in theirs) == ours.stages
+
+
+@pytest.mark.megatron
+def test_megatron_reads_hybrid_patterns_alike() -> None:
+    from megatron.core.models.hybrid.hybrid_layer_allocation import get_hybrid_total_layer_count, parse_hybrid_pattern
+
+    for letters in itertools.product("*+E|/x", repeat=5):
+        text = "".join(letters)
+        try:
+            ours = HybridPattern.parse(text)
+        except ValueError:
+            continue
+        theirs = parse_hybrid_pattern(text)
+        assert (theirs.main_pattern, theirs.mtp_num_depths) == ("|".join(ours.stages), len(ours.depths))
+        assert get_hybrid_total_layer_count(text) == len(ours.layers)
 
 
 @pytest.mark.megatron

@@ -1,4 +1,4 @@
-"""Rules on what stands beside the routed experts: a shared one, hash layers, a shortcut, a dense run to begin from."""
+"""Rules on what stands beside the routed experts: a shared one, hash layers, a dense run to begin from."""
 
 from __future__ import annotations
 
@@ -134,24 +134,6 @@ def hash_layers_have_a_table(recipe: Recipe, target: Target) -> Iterator[Violati
         )
 
 
-def a_shortcut_needs_the_hybrid_stack(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """A recipe's model is a stack of GPT layers, and the shortcut is built in hybrid ones.
-
-    A warning, since no released Megatron has it and its answer is not seen here.
-
-    Megatron, never: only hybrid layers read it (handbook 3.5).
-    """
-    moe = recipe.moe
-    if moe.num_experts and moe.shortcut_connection:
-        alone = "" if moe.shortcut_parallel else ", and without `moe.shortcut_parallel` overlaps nothing there either"
-        yield Violation(
-            ("moe.shortcut_connection", "moe.shortcut_parallel"),
-            f"`moe.shortcut_connection` works in Megatron's hybrid stack alone, not in a recipe's GPT layers{alone}",
-            "unset it with `null`; `overlap.moe_expert_parallel_comm` hides the exchange without new wiring",
-            "warning",
-        )
-
-
 def upcycling_is_saved(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """The converted model is saved at once.
 
@@ -263,7 +245,6 @@ RULES: tuple[Rule, ...] = (
     a_fused_shared_expert_is_a_swiglu,
     a_fused_shared_expert_is_interleaved,
     hash_layers_have_a_table,
-    a_shortcut_needs_the_hybrid_stack,
     *_UPCYCLING,
     upcycling_needs_a_mended_megatron,
 )

@@ -1,9 +1,9 @@
 """`model`: the dense part of the transformer and what all layers share."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
-from moekit.recipe.patterns import LayerPattern
+from moekit.recipe.patterns import HybridPattern, LayerPattern
 from moekit.recipe.schema.markers import AtLeast, Flag
 from moekit.recipe.schema.section import Section
 
@@ -12,8 +12,14 @@ from moekit.recipe.schema.section import Section
 class Model(Section):
     """The transformer itself: sizes, attention, activation, embeddings, multi-token prediction."""
 
+    stack: Literal["gpt", "hybrid"] | None = None
+    """What the model is a stack of: transformer layers, which null is, or layers of one part each, in the order of
+    `hybrid_layer_pattern`. A checkout's `pretrain_gpt.py` trains the one, `pretrain_hybrid.py` the other."""
     num_layers: Annotated[int | None, Flag("--num-layers", "2.4"), AtLeast(1)] = None
-    """Transformer layers, over all pipeline stages."""
+    """Layers, over all pipeline stages. Attention and feed-forward are one of a transformer, two of a hybrid stack."""
+    hybrid_layer_pattern: Annotated[HybridPattern | None, Flag("--hybrid-layer-pattern", "3.5")] = None
+    """`stack: hybrid`: a letter for each layer, in quotes: `"*E*E"` is attention and experts twice, `M` Mamba, `-` a
+    dense feed-forward network; `|` ends a pipeline stage, `/` precedes the layers of a prediction depth."""
     hidden_size: Annotated[int | None, Flag("--hidden-size", "2.4"), AtLeast(1)] = None
     """Width of the residual stream."""
     ffn_hidden_size: Annotated[int | None, Flag("--ffn-hidden-size", "2.4"), AtLeast(1)] = None
