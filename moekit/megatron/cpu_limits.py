@@ -170,6 +170,14 @@ _LIMITS: list[tuple[Limit, Callable[[Values], bool]]] = [
     ),
     (Limit("rotary embedding fusion", "the kernel is Transformer Engine's", "replaced"), _rope_fusion),
     (
+        Limit(
+            "activation dumps",
+            "they look for Transformer Engine's layers (training/activation_logging.py:105, dgrad_logging.py:89)",
+            "replaced",
+        ),
+        _is_on("save_activations_interval", "save_dgrads_interval"),
+    ),
+    (
         Limit("masked softmax fusion", "its kernel is a CUDA extension", "replaced"),
         _unless_off("masked_softmax_fusion"),
     ),

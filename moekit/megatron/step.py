@@ -70,6 +70,8 @@ _NO_STEP = (
     ("pretrained_checkpoint", "checkpoint", "training starts from a checkpoint"),
     ("optimizer_cuda_graph", "CUDA graphs", "a CPU has none"),
     ("nccl_ub", "NCCL user buffers", "they are GPU memory"),
+    ("save_activations_interval", "activation dumps", "they look for Transformer Engine's layers"),
+    ("save_dgrads_interval", "activation dumps", "they look for Transformer Engine's layers"),
     ("perform_rl_step", "reinforcement learning", "it needs an inference engine"),
     ("sft", "training script", "it takes the script of a Megatron-LM checkout"),
     ("fim_data", "training script", "it takes the script of a Megatron-LM checkout"),
@@ -168,6 +170,8 @@ def _at_the_desk(args: Any, folder: Path) -> None:
             setattr(args, dest, str(folder / dest))
     for dest in _OFF:
         setattr(args, dest, False)
+    # PyTorch's profiler only starts on a GPU; steps that it cannot have, it refuses before that.
+    args.profile = args.profile and args.use_pytorch_profiler and args.profile_step_end <= args.profile_step_start
     args.wandb_project = ""
     if not args.multiple_validation_sets:
         args.eval_iters, args.full_validation, args.split = 0, False, "1,0,0"
@@ -189,7 +193,7 @@ _WRITTEN = (
     *("flight_recorder_dump_path", "logits_save_dir", "memory_snapshot_path", "non_persistent_global_ckpt_dir"),
     *("non_persistent_local_ckpt_dir", "result_rejected_tracker_filename", "rl_profile_dir", "wandb_save_dir"),
 )
-_OFF = ("profile", "record_memory_history", "async_save", "exit_signal_handler", "run_workload_inspector_server")
+_OFF = ("record_memory_history", "async_save", "run_workload_inspector_server")
 
 
 def _watch(training: Any, steps: Steps) -> None:

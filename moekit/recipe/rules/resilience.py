@@ -74,7 +74,7 @@ def an_exit_signal_has_its_handler(recipe: Recipe, target: Target) -> Iterator[V
 def an_exit_signal_can_be_waited_for(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """Two signals no process can catch.
 
-    Megatron, first step: an OSError, `Invalid argument` (megatron/training/dist_signal_handler.py:62).
+    Megatron, first step: an OSError, `Invalid argument` (megatron/training/dist_signal_handler.py:68).
     """
     signal = recipe.resilience.exit_signal
     if recipe.resilience.exit_signal_handler and signal in _NEVER_CAUGHT:
