@@ -31,20 +31,26 @@ def expert_overlap_has_an_exchange(recipe: Recipe, target: Target) -> Iterator[V
 def expert_overlap_keeps_activations(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """The schedule splits a layer at its exchanges, which recomputation of the whole would run again.
 
-    Megatron, config: `disable full recomputation when enabling overlap_moe_expert_parallel_comm`, `disable moe in
-    recompute_modules ...` (megatron/core/transformer/transformer_config.py:2688, 2697); handbook 3.7.
+    Megatron, config: `disable full recomputation when enabling overlap_moe_expert_parallel_comm`, the same of a method,
+    a number of layers and `moe` among the modules, even where nothing is recomputed
+    (megatron/core/transformer/transformer_config.py:2688-2699); handbook 3.7.
     """
-    memory = recipe.memory
+    memory, granularity = recipe.memory, recipe.memory.recompute_granularity
     if not recipe.overlap.moe_expert_parallel_comm:
         return
-    if memory.recompute_granularity == "full":
+    for name in ("recompute_method", "recompute_num_layers"):
+        if granularity is None and getattr(memory, name) is not None:
+            yield Violation(
+                (f"memory.{name}", OVERLAP), f"`{OVERLAP}` excludes `memory.{name}`", "unset it with `null`"
+            )
+    if granularity == "full":
         yield Violation(
             (OVERLAP, "memory.recompute_granularity"),
             f"`{OVERLAP}` excludes `recompute_granularity: full`",
             "`memory: {recompute_granularity: selective, recompute_modules: [layernorm, moe_act], "
             "recompute_method: null, recompute_num_layers: null}`",
         )
-    if memory.recompute_granularity == "selective" and "moe" in (memory.recompute_modules or ()):
+    if granularity != "full" and "moe" in (memory.recompute_modules or ()):
         yield Violation(
             (OVERLAP, "memory.recompute_modules"),
             f"`{OVERLAP}` excludes `moe` in `memory.recompute_modules`",

@@ -61,7 +61,10 @@ def recomputation_is_switched_on(recipe: Recipe, target: Target) -> Iterator[Vio
     (megatron/core/transformer/transformer_block.py:624).
     """
     memory = recipe.memory
-    for name in ("recompute_method", "recompute_num_layers", "recompute_modules"):
+    names = ["recompute_method", "recompute_num_layers", "recompute_modules"]
+    if recipe.overlap.moe_expert_parallel_comm:  # which refuses them anyway
+        names = [] if "moe" in (memory.recompute_modules or ()) else ["recompute_modules"]
+    for name in names:
         if memory.recompute_granularity is None and getattr(memory, name) is not None:
             granularity = "selective" if name == "recompute_modules" else "full"
             yield Violation(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moekit.problems import shortened
-from moekit.recipe.rules.violation import Rule, Target, Violation, variable
+from moekit.recipe.rules.violation import Rule, Target, Violation, is_blackwell, variable
 from moekit.recipe.schema import Recipe
 
 
@@ -154,6 +154,24 @@ def attention_backends_are_left_to_megatron(recipe: Recipe, target: Target) -> I
             )
 
 
+def flash_attention_3_is_hoppers(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Its kernels are written for Hopper; where nothing but FlashAttention may be taken, nothing is left elsewhere.
+
+    Megatron, first step: Transformer Engine's `No dot product attention backend is available for the provided inputs`
+    (Transformer Engine 2.16, dot_product_attention/utils.py:467).
+    """
+    model = recipe.model
+    wanted = model.flash_attention_version == 3 and model.attention_backend == "flash"
+    if wanted and target.gpu not in ("h100", "h200"):
+        yield Violation(
+            ("model.flash_attention_version", "model.attention_backend"),
+            f"`flash_attention_version: 3` needs Hopper; {target.name} has {target.gpu}",
+            "`model: {flash_attention_version: 4}`"
+            if is_blackwell(target)
+            else "`model: {flash_attention_version: 2}`",
+        )
+
+
 def local_attention_needs_a_local_spec(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """Megatron's own attention is asked for together with a specification of local layers.
 
@@ -180,5 +198,6 @@ RULES: tuple[Rule, ...] = (
     batch_invariance_has_its_attention,
     batch_invariance_has_its_experts,
     attention_backends_are_left_to_megatron,
+    flash_attention_3_is_hoppers,
     local_attention_needs_a_local_spec,
 )
