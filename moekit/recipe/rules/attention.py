@@ -162,6 +162,33 @@ def windows_have_two_sides(recipe: Recipe, target: Target) -> Iterator[Violation
         yield Violation(("model.window_size",), f"`window_size: {text}` has one side", f"`'{text},0'` looks back alone")
 
 
+def windows_are_said_for_every_layer(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """A pattern says of each layer whether it has the window.
+
+    Megatron, first step: `list index out of range`, when the model is built (megatron/core/transformer/utils.py:506).
+    """
+    pattern, layers = recipe.model.window_attn_skip_freq, recipe.model.num_layers
+    if recipe.model.window_size and pattern and layers and 0 < len(pattern.layers) < layers:
+        yield Violation(
+            ("model.window_attn_skip_freq", "model.num_layers"),
+            f"`model.window_attn_skip_freq` has {len(pattern.layers)} layers, but model.num_layers = {layers}",
+            "it has one 1 (window) or 0 for each layer",
+        )
+
+
+def layers_skip_a_window(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Without a window every layer attends to all.
+
+    Megatron, never: it then does not look at the pattern (megatron/core/transformer/utils.py:499).
+    """
+    if recipe.model.window_attn_skip_freq and not recipe.model.window_size:
+        yield Violation(
+            ("model.window_attn_skip_freq", "model.window_size"),
+            "`model.window_attn_skip_freq` does nothing without `model.window_size`",
+            "add that, or unset this with `null`",
+        )
+
+
 def _window(text: str) -> tuple[int, ...] | None:
     """The numbers of a window, as `tuple_type` of arguments.py:373 reads them."""
     try:
@@ -226,6 +253,8 @@ RULES: tuple[Rule, ...] = (
     local_attention_is_plain,
     windows_are_numbers,
     windows_have_two_sides,
+    windows_are_said_for_every_layer,
+    layers_skip_a_window,
     windows_see_whole_sequences,
     sinks_see_whole_sequences,
     context_needs_a_fast_kernel,

@@ -65,15 +65,83 @@ def _has_dense_layers(recipe: Recipe) -> bool:
 
 
 def one_activation(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """SwiGLU is gated, squared ReLU is not.
+    """SwiGLU is one activation, and these are others.
 
-    Megatron, config: a bare assert (megatron/training/argument_utils.py:319).
+    Megatron, config: a bare assert (megatron/training/argument_utils.py:319, 322).
     """
-    if recipe.model.swiglu and recipe.model.squared_relu:
+    for name in ("squared_relu", "quick_geglu"):
+        if recipe.model.swiglu and getattr(recipe.model, name):
+            yield Violation(
+                (f"model.{name}", "model.swiglu"),
+                f"`model.swiglu` and `model.{name}` exclude each other",
+                "unset one of them with `null`",
+            )
+
+
+def squared_relu_is_not_gated(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Of the two activations besides SwiGLU one is taken.
+
+    Megatron, never: squared ReLU comes first (megatron/training/argument_utils.py:318-324).
+    """
+    if recipe.model.squared_relu and recipe.model.quick_geglu:
         yield Violation(
-            ("model.squared_relu", "model.swiglu"),
-            "`model.swiglu` and `model.squared_relu` exclude each other",
+            ("model.quick_geglu", "model.squared_relu"),
+            "`model.quick_geglu` does nothing beside `model.squared_relu`",
             "unset one of them with `null`",
+        )
+
+
+def _fuses_biases(recipe: Recipe) -> bool:
+    """Whether biases are fused into an activation that is not SwiGLU (arguments.py:1539)."""
+    return not recipe.model.disable_bias_linear and "--no-bias-gelu-fusion" not in (recipe.megatron.extra or ())
+
+
+def _is_gated(recipe: Recipe) -> bool:
+    return bool(recipe.model.swiglu or (recipe.model.quick_geglu and not recipe.model.squared_relu))
+
+
+def quick_geglu_is_unfused_in_dense_layers(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Dense layers have no kernel that fuses their bias into it; experts have one.
+
+    Megatron, first step: `Only support fusion of gelu and swiglu` (megatron/core/transformer/mlp.py:318).
+    """
+    model = recipe.model
+    chosen = model.quick_geglu and not model.squared_relu and not model.swiglu
+    if chosen and _fuses_biases(recipe) and _has_dense_layers(recipe):
+        yield Violation(
+            ("model.quick_geglu", "model.disable_bias_linear"),
+            "`model.quick_geglu` needs dense layers without bias",
+            "add `disable_bias_linear: true`, or `[--no-bias-gelu-fusion]` to `megatron.extra`",
+        )
+
+
+def offsets_are_unfused(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Of the fused activations only quick GeGLU takes an offset.
+
+    Megatron, config: `glu_linear_offset is non-zero, activation function must be quick_gelu`
+    (megatron/core/transformer/transformer_config.py:2136).
+    """
+    model = recipe.model
+    fused = not model.no_bias_swiglu_fusion if model.swiglu else _fuses_biases(recipe)
+    if model.glu_linear_offset and fused and not model.quick_geglu and not model.squared_relu:
+        yield Violation(
+            ("model.glu_linear_offset", "model.no_bias_swiglu_fusion" if model.swiglu else "model.quick_geglu"),
+            "`model.glu_linear_offset` does not go with this fused activation",
+            "add `no_bias_swiglu_fusion: true`" if model.swiglu else "use `quick_geglu`, or unset this with `null`",
+        )
+
+
+def offsets_are_of_a_gate(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """GELU and squared ReLU have no linear branch.
+
+    Megatron, never: only a gated activation looks at the value (megatron/core/transformer/mlp.py:330).
+    """
+    unfused = recipe.model.squared_relu or not _fuses_biases(recipe)
+    if recipe.model.glu_linear_offset and not _is_gated(recipe) and unfused:
+        yield Violation(
+            ("model.glu_linear_offset", "model.swiglu"),
+            "`model.glu_linear_offset` does nothing without a gated activation",
+            "add `swiglu: true` or `quick_geglu: true`, or unset this with `null`",
         )
 
 
@@ -84,8 +152,7 @@ def squared_relu_is_unfused(recipe: Recipe, target: Target) -> Iterator[Violatio
     (megatron/core/transformer/transformer_config.py:2116).
     """
     model = recipe.model
-    unfused = model.disable_bias_linear or "--no-bias-gelu-fusion" in (recipe.megatron.extra or ())
-    if model.squared_relu and not model.swiglu and not unfused:
+    if model.squared_relu and not model.swiglu and _fuses_biases(recipe):
         yield Violation(
             ("model.squared_relu", "model.disable_bias_linear"),
             "`model.squared_relu` needs layers without bias",
@@ -103,8 +170,8 @@ def clamps_are_of_a_gate(recipe: Recipe, target: Target) -> Iterator[Violation]:
     if model.activation_func_clamp_value is not None and not gated:
         yield Violation(
             ("model.activation_func_clamp_value", "model.swiglu"),
-            "`model.activation_func_clamp_value` does nothing without `model.swiglu`",
-            "add that, or unset this with `null`",
+            "`model.activation_func_clamp_value` does nothing without a gated activation",
+            "add `swiglu: true`, or unset this with `null`",
         )
 
 
@@ -205,7 +272,11 @@ RULES: tuple[Rule, ...] = (
     widths_divide_over_tensor_ranks,
     gated_widths_are_even,
     one_activation,
+    squared_relu_is_not_gated,
     squared_relu_is_unfused,
+    quick_geglu_is_unfused_in_dense_layers,
+    offsets_are_unfused,
+    offsets_are_of_a_gate,
     clamps_are_of_a_gate,
     clamps_are_unfused,
     local_norms_are_plain,

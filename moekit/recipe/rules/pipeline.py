@@ -51,7 +51,7 @@ def stages_share_layers_evenly(recipe: Recipe, target: Target) -> Iterator[Viola
         yield Violation(
             ("parallel.pipeline_model", "model.num_layers", *accounted(recipe)),
             f"{what_is_divided(recipe)} cannot be divided evenly over {stages} pipeline stages",
-            "say which stage holds what with `parallel.pipeline_model_layout`, or how many layers the two ends have with "
+            "say which stage holds what with `parallel.pipeline_model_layout`, or how many layers the ends have with "
             "`decoder_first_pipeline_num_layers` and `decoder_last_pipeline_num_layers`",
         )
 

@@ -129,18 +129,20 @@ def llama_stretches_by_eight(recipe: Recipe, target: Target) -> Iterator[Violati
 
 
 def stretches_are_yarns(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """YaRN's factor is of YaRN's positions, or of latent attention.
+    """YaRN's numbers are of YaRN's positions, or of latent attention.
 
-    Megatron, never: nothing else looks at it (megatron/training/argument_utils.py:359-390).
+    Megatron, never: nothing else looks at them (megatron/training/argument_utils.py:359-390).
     """
     model = recipe.model
-    if model.rotary_scaling_factor is None or model.multi_latent_attention or model.position_embedding_type == "yarn":
+    if model.multi_latent_attention or model.position_embedding_type == "yarn":
         return
-    yield Violation(
-        ("model.rotary_scaling_factor", "model.position_embedding_type"),
-        "`model.rotary_scaling_factor` needs `multi_latent_attention` or `position_embedding_type: yarn`",
-        "add one of them, or unset this with `null`",
-    )
+    for name in ("rotary_scaling_factor", "mscale", "mscale_all_dim"):
+        if getattr(model, name) is not None:
+            yield Violation(
+                (f"model.{name}", "model.position_embedding_type"),
+                f"`model.{name}` needs `multi_latent_attention` or `position_embedding_type: yarn`",
+                "add one of them, or unset this with `null`",
+            )
 
 
 def latent_rotation_fuses_yarn(recipe: Recipe, target: Target) -> Iterator[Violation]:

@@ -105,7 +105,7 @@ def wsd_has_a_decay(recipe: Recipe, target: Target) -> Iterator[Violation]:
 
 
 def wsd_decays_after_the_warmup(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """A decay that begins earlier jumps down at the end of the warmup, and `lr` is never reached.
+    """A decay that begins earlier jumps down at the end of the warmup.
 
     Megatron, never: it counts the decay back from the end (megatron/core/optimizer_param_scheduler.py:239).
     """
