@@ -77,6 +77,20 @@ def ncclep_rides_on_the_flex_dispatcher(recipe: Recipe, target: Target) -> Itera
         )
 
 
+def a_library_rides_on_the_flex_dispatcher(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """The other dispatchers carry tokens themselves.
+
+    Megatron, never: it carries them so (megatron/core/transformer/moe/moe_layer.py:297).
+    """
+    moe = recipe.moe
+    if moe.num_experts and moe.flex_dispatcher_backend in ("deepep", "hybridep") and moe.dispatcher != "flex":
+        yield Violation(
+            ("moe.flex_dispatcher_backend", "moe.dispatcher"),
+            "`moe.flex_dispatcher_backend` does nothing without `moe.dispatcher: flex`",
+            "add `dispatcher: flex`, or unset this with `null`",
+        )
+
+
 def libraries_have_ranks_to_reach(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """DeepEP and NCCL EP carry tokens between ranks and need two at least.
 
@@ -261,6 +275,7 @@ RULES: tuple[Rule, ...] = (
     deepep_shares_with_no_other_library,
     deepep_displaces_no_other_library,
     ncclep_rides_on_the_flex_dispatcher,
+    a_library_rides_on_the_flex_dispatcher,
     libraries_have_ranks_to_reach,
     one_number_of_sms_is_given,
     narrow_formats_travel_by_ncclep,
