@@ -117,6 +117,23 @@ def a_fused_shared_expert_is_interleaved(recipe: Recipe, target: Target) -> Iter
         )
 
 
+def a_fused_shared_expert_is_in_a_narrow_format(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Its kernel is MXFP8's and NVFP4's, which is FP4's default recipe.
+
+    Megatron, first step: `FusedSharedExpertMLP requires fp4_recipe='nvfp4' or fp8_recipe='mxfp8'`
+    (megatron/core/transformer/moe/shared_experts.py:438).
+    """
+    precision = recipe.precision
+    mxfp8 = precision.fp8_format and precision.fp8_recipe == "mxfp8"
+    nvfp4 = precision.fp4_format and precision.fp4_recipe in (None, "nvfp4")
+    if _fused_shared_expert(recipe) and not (mxfp8 or nvfp4 or below(target.transformer_engine, "2.14.0")):
+        yield Violation(
+            ("moe.use_grouped_gemm_for_shared_expert", "precision.fp8_recipe"),
+            "`moe.use_grouped_gemm_for_shared_expert` needs MXFP8 or NVFP4 (`precision.fp8_recipe: mxfp8`)",
+            "unset it with `null` on GPUs before Blackwell",
+        )
+
+
 def hash_layers_have_a_table(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """Without a loaded table tokens go round the experts by their ids, and nothing balances it later.
 
@@ -244,6 +261,7 @@ RULES: tuple[Rule, ...] = (
     a_fused_shared_expert_needs_its_kernel,
     a_fused_shared_expert_is_a_swiglu,
     a_fused_shared_expert_is_interleaved,
+    a_fused_shared_expert_is_in_a_narrow_format,
     hash_layers_have_a_table,
     *_UPCYCLING,
     upcycling_needs_a_mended_megatron,
