@@ -59,6 +59,11 @@ def _flex(values: Values) -> bool:
     return values.get("moe_token_dispatcher_type") == "flex" or bool(values.get("moe_enable_deepep"))
 
 
+def _hybrid(values: Values) -> bool:
+    pattern = values.get("hybrid_layer_pattern") or values.get("hybrid_override_pattern") or ""
+    return bool(set(pattern) - set("*-E|"))
+
+
 def _cuda_graphs(values: Values) -> bool:
     chosen = (values.get("cuda_graph_impl") or "none") != "none"
     return chosen or _is_on("enable_cuda_graph", "external_cuda_graph")(values)
@@ -128,10 +133,11 @@ _LIMITS: list[tuple[Limit, Callable[[Values], bool]]] = [
     (
         Limit(
             "hybrid stack",
-            "its layers are Transformer Engine's (core/models/hybrid/hybrid_layer_specs.py)",
+            "of Mamba, gated delta net, latent attention and prediction depths there are no local layers "
+            "(core/models/hybrid/hybrid_layer_specs.py)",
             "impossible",
         ),
-        _is_on("hybrid_layer_pattern", "hybrid_override_pattern"),
+        _hybrid,
     ),
     (Limit("CUDA graphs", "a CPU has none", "impossible"), _cuda_graphs),
     (

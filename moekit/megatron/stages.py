@@ -68,6 +68,7 @@ class Parameters:
 def load(capability: tuple[int, int] = (9, 0)) -> None:
     """Import torch and Megatron, seconds; tensors that Megatron puts on a GPU go to the meta device from here on."""
     from moekit.job import cuda_on_cpu
+    from moekit.megatron import local_hybrid
 
     cuda_on_cpu.install(device="meta", capability=capability)
     import megatron.training.argument_utils
@@ -80,6 +81,7 @@ def load(capability: tuple[int, int] = (9, 0)) -> None:
 
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)  # imports torch._dynamo, half a second
     _keep_parser(megatron.training.arguments)
+    local_hybrid.install()
 
 
 def _keep_parser(arguments: Any) -> None:
@@ -227,6 +229,7 @@ def build(run: Run) -> Parameters | None:
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
     from megatron.training.models.gpt import GPTModelBuilder
+    from megatron.training.models.hybrid import HybridModelBuilder
 
     model_parallel_cuda_manual_seed(1)
     run.config.transformer_impl, run.config.perform_initialization = "local", False
@@ -235,7 +238,8 @@ def build(run: Run) -> Parameters | None:
     vp_stage = None if run.args.virtual_pipeline_model_parallel_size is None else 0
     with torch.device("meta"):
         group = ProcessGroupCollection.use_mpu_process_groups()
-        model = GPTModelBuilder(_model_config(run)).build_model(group, vp_stage=vp_stage)
+        builder = GPTModelBuilder if run.args.hybrid_layer_pattern is None else HybridModelBuilder
+        model = builder(_model_config(run)).build_model(group, vp_stage=vp_stage)
     return _count(model, run.args)
 
 

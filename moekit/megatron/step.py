@@ -104,7 +104,7 @@ def step(args: Any, folder: Path) -> Steps:
     from megatron.core.datasets import utils
     from megatron.core.enums import ModelType
     from megatron.training import training
-    from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
+    from megatron.training.argument_utils import pretrain_cfg_container_from_args
     from megatron.training.global_vars import set_global_variables
 
     from moekit.job import cuda_on_cpu, gpt
@@ -125,7 +125,7 @@ def step(args: Any, folder: Path) -> Steps:
 
     data.is_distributed = True  # type: ignore[attr-defined]  # as in gpt.main
     set_global_variables(args)
-    config = pretrain_cfg_container_from_args(args, gpt_config_from_args(args))
+    config = pretrain_cfg_container_from_args(args, gpt.model_config(args))
     try:
         training.pretrain(
             config,

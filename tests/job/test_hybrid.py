@@ -1,4 +1,4 @@
-"""A hybrid stack trains on the wheel, which a CPU sees with layers of Megatron's own in it (`data/local_hybrid.py`)."""
+"""A hybrid stack trains on the wheel, which a CPU sees with local layers in it (`moekit/megatron/local_hybrid.py`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from job_runs import EXPERT_PARALLEL, TINY_MOE, read_metrics
 
-HYBRID = ["--num-layers", "4", "--hybrid-layer-pattern", "*E*E", "--spec", "local_hybrid", "stack"]
+HYBRID = ["--num-layers", "4", "--hybrid-layer-pattern", "*E*E", "--spec", "local_hybrid_stack", "stack"]
 
 
 @pytest.mark.megatron

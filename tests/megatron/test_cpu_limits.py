@@ -20,7 +20,7 @@ ASKED_FOR = {
     "flex dispatcher": ["--moe-token-dispatcher-type flex", "--moe-enable-deepep"],
     "layernorm-1p": ["--apply-layernorm-1p"],
     "experimental attention": ["--experimental-attention-variant gated_delta_net"],
-    "hybrid stack": ["--hybrid-layer-pattern *E*E"],
+    "hybrid stack": ["--hybrid-layer-pattern ME*E", "--hybrid-override-pattern *E/*E"],
     "CUDA graphs": ["--cuda-graph-impl local", "--enable-cuda-graph", "--external-cuda-graph"],
     "MoE with tensor parallel": ["--num-experts 8 --tensor-model-parallel-size 2"],
     "FP8": ["--fp8-format hybrid"],

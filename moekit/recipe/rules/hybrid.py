@@ -33,28 +33,19 @@ def a_hybrid_stack_has_a_pattern(recipe: Recipe, target: Target) -> Iterator[Vio
 def a_pattern_counts_the_layers(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """A pattern says layers and prediction depths, and another number elsewhere is not read.
 
-    A warning, since what is written in the pattern is what is trained.
-
-    Megatron, never: `--hybrid-layer-pattern is set; ignoring --num-layers` (megatron/training/arguments.py:792).
+    Megatron, never: `--hybrid-layer-pattern is set; ignoring --num-layers` (megatron/training/arguments.py:792, 871).
     """
     model, pattern = recipe.model, recipe.model.hybrid_layer_pattern
     if pattern is None:
         return
-    if model.num_layers not in (None, len(pattern.layers)):
-        yield Violation(
-            ("model.num_layers", PATTERN),
-            f"`model.num_layers` is {model.num_layers}, and `{PATTERN}` has {len(pattern.layers)} layers, which hold",
-            f"use {len(pattern.layers)}: attention and experts are layers of their own",
-            "warning",
-        )
-    if (model.mtp_num_layers or 0) != len(pattern.depths):
-        yield Violation(
-            (PATTERN, "model.mtp_num_layers"),
-            f"prediction depths are {len(pattern.depths)} in `{PATTERN}` and {model.mtp_num_layers or 0} in "
-            "`model.mtp_num_layers`",
-            "behind each `/` stand the layers of one",
-            "warning",
-        )
+    said = {"num_layers": ("layers", len(pattern.layers)), "mtp_num_layers": ("prediction depths", len(pattern.depths))}
+    for name, (what, count) in said.items():
+        if getattr(model, name) not in (None, count):
+            yield Violation(
+                (f"model.{name}", PATTERN),
+                f"`model.{name}` is {getattr(model, name)}, and `{PATTERN}`, which holds, has {count} {what}",
+                "attention and experts are layers of their own; behind each `/` stand those of a prediction depth",
+            )
 
 
 def a_pattern_cuts_every_stage(recipe: Recipe, target: Target) -> Iterator[Violation]:
@@ -117,8 +108,6 @@ def experts_of_a_pattern_are_counted(recipe: Recipe, target: Target) -> Iterator
 def a_pattern_places_the_experts(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """Which layers have experts is the pattern's to say.
 
-    A warning, since what is written in the pattern is what is trained.
-
     Megatron, never: only GPT's layers look at the frequency (megatron/core/models/gpt/gpt_layer_specs.py:648).
     """
     pattern = recipe.model.hybrid_layer_pattern
@@ -129,21 +118,20 @@ def a_pattern_places_the_experts(recipe: Recipe, target: Target) -> Iterator[Vio
             ("moe.num_experts", PATTERN),
             f"`moe.num_experts` does nothing: `{PATTERN}` has no `E`",
             "put it where experts are",
-            "warning",
         )
     elif recipe.moe.layer_freq:
         yield Violation(
             ("moe.layer_freq", PATTERN),
             f"`moe.layer_freq` does nothing: `{PATTERN}` says which layers have experts",
             "unset it with `null`",
-            "warning",
         )
 
 
 def a_hybrid_stack_overlaps_no_micro_batches(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """Only GPT's layers can be scheduled one micro batch beside another.
 
-    Megatron, first step: `build_schedule_plan` is not there (megatron/core/pipeline_parallel/combined_1f1b.py:382).
+    Megatron, first step: `couldn't find attribute build_schedule_plan`
+    (megatron/core/pipeline_parallel/combined_1f1b.py:382).
     """
     if recipe.model.hybrid_layer_pattern and recipe.overlap.moe_expert_parallel_comm:
         yield Violation(
