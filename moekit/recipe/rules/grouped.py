@@ -82,6 +82,24 @@ def a_paged_stash_has_a_rank_capacity(recipe: Recipe, target: Target) -> Iterato
         )
 
 
+def a_paged_stash_is_of_fused_experts(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Pages are kept around the fused kernel alone; HybridEP has no rank capacity without it anyway.
+
+    A warning, since training is as without it.
+
+    Megatron, never: unfused experts keep their activations as ever (megatron/core/transformer/moe/experts.py:654).
+    """
+    moe, memory = recipe.moe, recipe.memory
+    paged = moe.num_experts and moe.paged_stash and moe.flex_dispatcher_backend == "ncclep"
+    if paged and moe.expert_rank_capacity_factor is not None and not memory.use_transformer_engine_op_fuser:
+        yield Violation(
+            ("moe.paged_stash", "memory.use_transformer_engine_op_fuser"),
+            "`moe.paged_stash` does nothing without `memory.use_transformer_engine_op_fuser`",
+            "add that, or unset this with `null`",
+            "warning",
+        )
+
+
 def a_paged_stash_keeps_what_is_not_offloaded(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """Experts' activations go to pages or to the host.
 
@@ -103,5 +121,6 @@ RULES: tuple[Rule, ...] = (
     one_tensor_of_experts_has_a_format,
     one_tensor_of_experts_is_fused,
     a_paged_stash_has_a_rank_capacity,
+    a_paged_stash_is_of_fused_experts,
     a_paged_stash_keeps_what_is_not_offloaded,
 )
