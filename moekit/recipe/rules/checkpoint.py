@@ -54,7 +54,6 @@ _OF_SAVING = {
     "checkpoint": (
         "save_interval",
         "save_retain_interval",
-        "async_save",
         "no_fully_parallel_save",
         "assume_constant_structure",
         "dist_optim_fully_reshardable",
@@ -95,7 +94,7 @@ def async_saves_have_a_worker(recipe: Recipe, target: Target) -> Iterator[Violat
     (megatron/training/arguments.py:1740).
     """
     checkpoint = recipe.checkpoint
-    if checkpoint.save and checkpoint.async_save and checkpoint.format != "torch" and not _extra(recipe, _WORKER):
+    if checkpoint.async_save and checkpoint.format != "torch" and not _extra(recipe, _WORKER):
         yield Violation(
             ("checkpoint.async_save", "megatron.extra"),
             f"`checkpoint.async_save` is off without `{_WORKER}`, which no field says",
@@ -142,6 +141,19 @@ def formats_have_their_parallelism(recipe: Recipe, target: Target) -> Iterator[V
         yield Violation(
             ("checkpoint.format", "megatron.extra"),
             "`checkpoint.format: torch_dcp` needs `--use-torch-fsdp2` in `megatron.extra`",
+            "leave the format to Megatron: `torch_dist`",
+        )
+
+
+def torch_dcp_is_of_undivided_layers(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """PyTorch's own format knows nothing of Megatron's tensor parallelism.
+
+    Megatron, validate: `not tested with megatron tensor parallelism` (megatron/training/arguments.py:1614).
+    """
+    if recipe.checkpoint.format == "torch_dcp" and (recipe.parallel.tensor_model or 1) > 1:
+        yield Violation(
+            ("checkpoint.format", "parallel.tensor_model"),
+            "`checkpoint.format: torch_dcp` excludes tensor parallelism",
             "leave the format to Megatron: `torch_dist`",
         )
 
@@ -257,6 +269,7 @@ RULES: tuple[Rule, ...] = (
     async_saves_have_a_worker,
     async_saves_have_their_format,
     formats_have_their_parallelism,
+    torch_dcp_is_of_undivided_layers,
     one_file_a_rank_needs_gloo,
     one_file_a_rank_has_no_plan,
     resharding_is_the_distributed_optimizers,
