@@ -30,7 +30,8 @@ def test_a_profile_beyond_the_end_leaves_no_file(end: int, files: int) -> None:
     """PyTorch's profiler as Megatron drives it (training.py:3680, 3733, 3205), in a run of three iterations."""
     from torch import profiler
 
-    start, iterations, written = 1, 3, []
+    start, iterations = 1, 3
+    written: list[object] = []
     schedule = profiler.schedule(wait=start - 1, warmup=1, active=end - start, repeat=1)
     activities = [profiler.ProfilerActivity.CPU]
     profile = profiler.profile(activities=activities, schedule=schedule, on_trace_ready=written.append)

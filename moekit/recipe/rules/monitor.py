@@ -129,6 +129,25 @@ def dumps_come_before_the_end(recipe: Recipe, target: Target) -> Iterator[Violat
             )
 
 
+def there_are_experts_to_watch(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """A dense model has no router.
+
+    Megatron, never: what is asked for is not there (megatron/training/training.py:2762).
+    """
+    watching = {
+        "monitor.tokens_per_expert_interval": recipe.monitor.tokens_per_expert_interval,
+        "monitor.routing_trace": recipe.monitor.routing_trace,
+        "log.moe_per_layer": recipe.log.moe_per_layer,
+    }
+    for name, said in watching.items():
+        if said and not recipe.moe.num_experts:
+            yield Violation(
+                (name, "moe.num_experts"),
+                f"`{name}` watches experts, and without `moe.num_experts` there are none",
+                "unset it with `null`",
+            )
+
+
 def a_routing_trace_is_bounded(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """Megatron traces every token of every step by default, and the files grow with the run.
 
@@ -201,6 +220,7 @@ RULES: tuple[Rule, ...] = (
     layers_have_one_number,
     activations_are_dumped_as_made,
     dumps_come_before_the_end,
+    there_are_experts_to_watch,
     a_routing_trace_is_bounded,
     dropped_tokens_leave_no_trace,
     parts_of_a_record_have_their_whole,
