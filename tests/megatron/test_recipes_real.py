@@ -27,7 +27,9 @@ from moekit.recipe.patterns import LayerPattern
 pytestmark = pytest.mark.megatron
 
 TABLE = load_table("0.19.2")
-STARTS = [(name, resume) for name in share.shipped_recipes() for resume in (False, True)]
+HERE = [name for name in share.shipped_recipes() if load(name).recipe.megatron.version == TABLE.version]
+"""Recipes for the Megatron that is here; of others tests/settings/judged.yaml says what it takes of them."""
+STARTS = [(name, resume) for name in HERE for resume in (False, True)]
 VOCABULARY = ["--vocab-size", "128256"]
 """What the tokenizer of the handbook's models says."""
 NOT_JUDGED = {
@@ -105,11 +107,14 @@ os.dup2(2, 1)  # what Megatron prints goes to standard error
 from moekit.job import cuda_on_cpu
 cuda_on_cpu.install(device="meta", capability=(9, 0))
 from megatron.training.arguments import parse_args
+def plain(value):
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return value.name if isinstance(value, enum.Enum) else value
 answers = []
 for words in json.load(sys.stdin):
     sys.argv = ["pretrain_gpt.py", *words]
-    values = vars(parse_args()).items()
-    answers.append({key: value.name if isinstance(value, enum.Enum) else value for key, value in values})
+    answers.append({key: plain(value) for key, value in vars(parse_args()).items()})
 with os.fdopen(output, "w") as pipe:
     json.dump(answers, pipe, default=str)
 """
