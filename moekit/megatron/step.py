@@ -69,6 +69,7 @@ _NO_STEP = (
     ("use_checkpoint_args", "checkpoint", "the checkpoint says what is trained"),
     ("pretrained_checkpoint", "checkpoint", "training starts from a checkpoint"),
     ("optimizer_cuda_graph", "CUDA graphs", "a CPU has none"),
+    ("gpu_sniff_test_interval", "GPU sniff test", "it times what GPUs do"),
     ("nccl_ub", "NCCL user buffers", "they are GPU memory"),
     ("save_activations_interval", "activation dumps", "they look for Transformer Engine's layers"),
     ("save_dgrads_interval", "activation dumps", "they look for Transformer Engine's layers"),
