@@ -15,7 +15,8 @@ def needed_sizes_are_given(recipe: Recipe, target: Target) -> Iterator[Violation
     (megatron/training/arguments.py:1262, 1277, 1310).
     """
     for name in ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "max_position_embeddings"):
-        if getattr(recipe.model, name) is None:
+        counted = name == "num_layers" and recipe.model.hybrid_layer_pattern is not None
+        if getattr(recipe.model, name) is None and not counted:
             yield Violation((f"model.{name}",), f"`model.{name}` is missing", "Megatron has no default for it")
 
 
@@ -59,7 +60,9 @@ def _width(recipe: Recipe) -> int | None:
 
 
 def _has_dense_layers(recipe: Recipe) -> bool:
-    """Whether some layer is not MoE."""
+    """Whether some layer is not MoE; in a hybrid stack, whether there is a `-`."""
+    if recipe.model.hybrid_layer_pattern is not None:
+        return "-" in str(recipe.model.hybrid_layer_pattern)
     pattern, layers = recipe.moe.layer_freq, recipe.model.num_layers
     return not recipe.moe.num_experts or (pattern is not None and not all(pattern.is_moe(layers or 0)))
 

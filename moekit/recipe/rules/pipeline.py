@@ -47,7 +47,8 @@ def stages_share_layers_evenly(recipe: Recipe, target: Target) -> Iterator[Viola
     """
     parallel, stages = recipe.parallel, stages_of(recipe)
     said = parallel.pipeline_model_layout or parallel.num_virtual_stages_per_pipeline_rank or end_stages(recipe)
-    if recipe.model.num_layers and not said and counted_layers(recipe) % stages:
+    hybrid = recipe.model.hybrid_layer_pattern is not None
+    if recipe.model.num_layers and not said and not hybrid and counted_layers(recipe) % stages:
         yield Violation(
             ("parallel.pipeline_model", "model.num_layers", *accounted(recipe)),
             f"{what_is_divided(recipe)} cannot be divided evenly over {stages} pipeline stages",
