@@ -28,7 +28,7 @@ pytestmark = pytest.mark.megatron
 
 TABLE = load_table("0.19.2")
 HERE = [name for name in share.shipped_recipes() if load(name).recipe.megatron.version == TABLE.version]
-"""Recipes for the Megatron that is here; of others tests/settings/judged.yaml says what it takes of them."""
+"""Recipes for the Megatron that is here; of others tests/settings/recorded.yaml says what it takes of them."""
 STARTS = [(name, resume) for name in HERE for resume in (False, True)]
 VOCABULARY = ["--vocab-size", "128256"]
 """What the tokenizer of the handbook's models says."""

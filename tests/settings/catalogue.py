@@ -40,7 +40,7 @@ _KEPT = "\0"
 
 
 def page(judged: Mapping[str, Mapping[str, str]]) -> str:
-    """The page, from what `judged.yaml` keeps."""
+    """The page, from what `recorded.yaml` keeps."""
     lines = [HEAD]
     for title, folder, words in GROUPS:
         names = [n for n in share.shipped_recipes() if n.startswith(folder) and ("/" in n) == bool(folder)]

@@ -16,7 +16,7 @@ from moekit.megatron.judgement import fair
 from moekit.megatron.real import Verdict
 from moekit.recipe.load import load
 
-FILE = Path(__file__).parent / "judged.yaml"
+FILE = Path(__file__).parent / "recorded.yaml"
 """What was answered, kept for docs/recipes.md; a test asks again."""
 
 NAMES = share.shipped_recipes()
@@ -58,7 +58,7 @@ def _word(verdict: Verdict) -> str:
     return {"passed": "passed", "refused": f"refused: {verdict.message}"}.get(verdict.answer, verdict.feature)
 
 
-def recorded() -> dict[str, dict[str, str]]:
+def kept() -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = yaml.safe_load(FILE.read_text())
     return found
 

@@ -1,4 +1,4 @@
-"""What the real Megatron says of every shipped recipe is what judged.yaml keeps, and docs/recipes.md tells."""
+"""What the real Megatron says of every shipped recipe is what recorded.yaml keeps, and docs/recipes.md tells."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import catalogue
-import judged
 import pytest
+import recorded
 from differences import base_name, base_of
 
 from moekit.launch.judges import MADE_UP_VOCABULARY
@@ -22,7 +22,7 @@ VOCABULARY = 128_256
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[Verdict]], dict[str, Verdict]]:
-    return judged.ask(tmp_path_factory.mktemp("shrunk"))
+    return recorded.ask(tmp_path_factory.mktemp("shrunk"))
 
 
 @pytest.mark.megatron
@@ -30,23 +30,25 @@ def test_the_verdicts_are_those_on_record(
     asked: tuple[dict[str, list[Verdict]], dict[str, Verdict]], golden_file: Callable[[Path, str], None]
 ) -> None:
     whole, steps = asked
-    golden_file(judged.FILE, judged.text({name: judged.told(whole[name], steps.get(name)) for name in judged.NAMES}))
+    golden_file(
+        recorded.FILE, recorded.text({name: recorded.told(whole[name], steps.get(name)) for name in recorded.NAMES})
+    )
 
 
 def test_none_is_refused() -> None:
-    refused = {name: said for name, said in judged.recorded().items() if "refused" in " ".join(said.values())}
+    refused = {name: said for name, said in recorded.kept().items() if "refused" in " ".join(said.values())}
     assert refused == {}
 
 
 def test_the_page_is_made_from_the_recipes(golden_file: Callable[[Path, str], None]) -> None:
-    assert set(judged.recorded()) == set(judged.NAMES)
-    golden_file(PAGE, catalogue.page(judged.recorded()))
+    assert set(recorded.kept()) == set(recorded.NAMES)
+    golden_file(PAGE, catalogue.page(recorded.kept()))
 
 
 COUNT = re.compile(r"([\d,]+) parameters, of which a token uses\s+([\d,]+)")
 UNBUILT = {"settings/experts_latent": 16 * 2 * 2048 * 1024 + 16 * 2048 * 64}
 """What no CPU builds, by what it has more than first_moe: two projections, and a router twice as wide."""
-COUNTED = [name for name in judged.STEPPED if name.startswith("settings/") and COUNT.search(catalogue.comment(name))]
+COUNTED = [name for name in recorded.STEPPED if name.startswith("settings/") and COUNT.search(catalogue.comment(name))]
 FIRST_MOE = (6_858_278_912, 1_221_134_336)
 
 
