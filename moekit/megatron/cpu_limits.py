@@ -59,9 +59,11 @@ def _flex(values: Values) -> bool:
     return values.get("moe_token_dispatcher_type") == "flex" or bool(values.get("moe_enable_deepep"))
 
 
-def _hybrid(values: Values) -> bool:
-    pattern = values.get("hybrid_layer_pattern") or values.get("hybrid_override_pattern") or ""
-    return bool(set(pattern) - set("*-E|"))
+def _hybrid_pattern(values: Values) -> set[str]:
+    return set(values.get("hybrid_layer_pattern") or values.get("hybrid_override_pattern") or "")
+
+
+_WITH_LOCAL_LAYERS = set("*-E|")
 
 
 def _cuda_graphs(values: Values) -> bool:
@@ -132,12 +134,19 @@ _LIMITS: list[tuple[Limit, Callable[[Values], bool]]] = [
     ),
     (
         Limit(
-            "hybrid stack",
-            "of Mamba, gated delta net, latent attention and prediction depths there are no local layers "
-            "(core/models/hybrid/hybrid_layer_specs.py)",
+            "Mamba or latent attention in a hybrid stack",
+            "they, and prediction depths, are of GPUs alone (core/models/hybrid/hybrid_layer_specs.py)",
             "impossible",
         ),
-        _hybrid,
+        lambda values: not _hybrid_pattern(values) <= _WITH_LOCAL_LAYERS,
+    ),
+    (
+        Limit(
+            "hybrid stack",
+            "its layers are Transformer Engine's (core/models/hybrid/hybrid_layer_specs.py)",
+            "replaced",
+        ),
+        lambda values: bool(_hybrid_pattern(values)) and _hybrid_pattern(values) <= _WITH_LOCAL_LAYERS,
     ),
     (Limit("CUDA graphs", "a CPU has none", "impossible"), _cuda_graphs),
     (

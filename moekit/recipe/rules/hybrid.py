@@ -127,6 +127,19 @@ def a_pattern_places_the_experts(recipe: Recipe, target: Target) -> Iterator[Vio
         )
 
 
+def a_hybrid_stack_is_transformer_engines(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """There is one specification of its layers, of Transformer Engine's.
+
+    Megatron, never: `transformer_impl` picks a GPT's layers (megatron/training/models/hybrid.py:152).
+    """
+    if recipe.model.hybrid_layer_pattern and recipe.model.transformer_impl == "local":
+        yield Violation(
+            ("model.transformer_impl", PATTERN),
+            "`transformer_impl: local` does nothing: a hybrid stack is of Transformer Engine's layers",
+            "unset it with `null`",
+        )
+
+
 def a_hybrid_stack_overlaps_no_micro_batches(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """Only GPT's layers can be scheduled one micro batch beside another.
 
@@ -218,6 +231,7 @@ RULES: tuple[Rule, ...] = (
     a_pattern_is_cut_in_itself,
     experts_of_a_pattern_are_counted,
     a_pattern_places_the_experts,
+    a_hybrid_stack_is_transformer_engines,
     a_hybrid_stack_overlaps_no_micro_batches,
     a_shortcut_needs_the_hybrid_stack,
     a_shortcut_is_taken_in_parallel,
