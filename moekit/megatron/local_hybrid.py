@@ -13,10 +13,13 @@ from typing import Any
 def install() -> None:
     """Build hybrid stacks of local layers from here on, in place of those of Transformer Engine."""
     from megatron.core.models.hybrid import hybrid_block
+    from megatron.core.transformer import attention
     from megatron.training.models import hybrid
 
     hybrid.default_hybrid_stack_spec = stack()
-    hybrid_block.TENorm = _norm()  # the norm behind the last layer is in no specification (hybrid_block.py:215)
+    # Two norms are in no specification: behind the last layer (hybrid_block.py:215), and of queries and keys, where
+    # none is in it (attention.py:1702).
+    hybrid_block.TENorm = attention.TENorm = _norm()
 
 
 def stack() -> Any:
