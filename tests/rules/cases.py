@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -49,10 +50,12 @@ class Case:
         return path
 
 
+@cache
 def of_module(name: str) -> list[Case]:
     """The cases of `<name>.yaml`."""
     path = HERE / f"{name}.yaml"
-    return [Case(**fields) for fields in yaml.safe_load(path.read_text()) or []] if path.is_file() else []
+    found = yaml.load(path.read_text(), Loader=yaml.CSafeLoader) if path.is_file() else None
+    return [Case(**fields) for fields in found or ()]
 
 
 ALL = [case for name in [*MODULES, "fine"] for case in of_module(name)]

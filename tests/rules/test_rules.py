@@ -20,8 +20,8 @@ from moekit.recipe.rules import stage_of
 
 
 def broken_rules(path: Path, profile: str | None) -> set[str]:
-    recipe = load(str(path)).recipe
-    return {name for name, rule in RULES.items() if list(rule(recipe, find_cluster(profile)))}
+    recipe, cluster = load(str(path)).recipe, find_cluster(profile)
+    return {name for name, rule in RULES.items() if list(rule(recipe, cluster))}
 
 
 @pytest.mark.parametrize("case", BROKEN, ids=label)
