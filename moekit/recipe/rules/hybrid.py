@@ -63,6 +63,22 @@ def a_pattern_cuts_every_stage(recipe: Recipe, target: Target) -> Iterator[Viola
         )
 
 
+def an_uncut_pattern_is_cut_evenly(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Without a `|`, each pipeline rank has as many layers, where nothing says how many the ends have.
+
+    Megatron, build: `must be evenly divisible by pipeline-model-parallel-size (2) when no pipe separators are
+    specified` (megatron/core/models/hybrid/hybrid_layer_allocation.py:437).
+    """
+    pattern, ranks = recipe.model.hybrid_layer_pattern, recipe.parallel.pipeline_model or 1
+    ends = [getattr(recipe.parallel, name) for name in _ENDS]
+    if pattern and len(pattern.stages) == 1 and len(pattern.layers) % ranks and ends == [None, None]:
+        yield Violation(
+            (PATTERN, "parallel.pipeline_model"),
+            f"the {len(pattern.layers)} layers of `{PATTERN}` cannot be divided evenly over {ranks} pipeline stages",
+            "a `|` ends each stage but the last",
+        )
+
+
 def a_pattern_is_cut_in_itself(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """The ways to cut a stack of transformer layers are not for a pattern.
 
@@ -71,8 +87,7 @@ def a_pattern_is_cut_in_itself(recipe: Recipe, target: Target) -> Iterator[Viola
     pattern, parallel = recipe.model.hybrid_layer_pattern, recipe.parallel
     if pattern is None:
         return
-    ends = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
-    for name in (*_CUTS, *(ends if len(pattern.stages) > 1 else ())):
+    for name in (*_CUTS, *(_ENDS if len(pattern.stages) > 1 else ())):
         if getattr(parallel, name) not in (None, False):
             yield Violation(
                 (f"parallel.{name}", PATTERN),
@@ -81,6 +96,7 @@ def a_pattern_is_cut_in_itself(recipe: Recipe, target: Target) -> Iterator[Viola
             )
 
 
+_ENDS = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
 _CUTS = (
     "num_layers_per_virtual_pipeline_stage",
     "num_virtual_stages_per_pipeline_rank",
@@ -228,6 +244,7 @@ RULES: tuple[Rule, ...] = (
     a_hybrid_stack_has_a_pattern,
     a_pattern_counts_the_layers,
     a_pattern_cuts_every_stage,
+    an_uncut_pattern_is_cut_evenly,
     a_pattern_is_cut_in_itself,
     experts_of_a_pattern_are_counted,
     a_pattern_places_the_experts,
