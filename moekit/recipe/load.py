@@ -98,7 +98,9 @@ def find(given: str, folder: Path = Path(), place: str = "") -> Path:
         return shipped
     names = share.shipped_recipes()
     stem = given.removesuffix(".yaml").removeprefix("recipes/")
-    hint = did_you_mean(stem, names) or f"shipped are {', '.join(names)}"
+    in_a_folder = [f"did you mean `{name}`?" for name in names if name.endswith(f"/{stem}")]
+    several = f"shipped are {', '.join(name for name in names if '/' not in name)}, and those in settings/ and models/"
+    hint = next(iter(in_a_folder), "") or did_you_mean(stem, names) or several
     what = f"`{shortened(given)}` is a directory" if path.is_dir() else f"there is no recipe `{shortened(given)}`"
     raise MoekitError(Problem(place, what, hint))
 

@@ -152,3 +152,9 @@ def test_what_is_unset_is_shown_where(tmp_path: Path, monkeypatch: pytest.Monkey
     write(tmp_path, x="base: dense\nruntime:\n  environment:\n    NVTE_ALLOW_NONDETERMINISTIC_ALGO: null\n")
     rows = {name: (value, where) for name, value, where in origins(load("x.yaml"))}
     assert rows["runtime.environment.NVTE_ALLOW_NONDETERMINISTIC_ALGO"] == (None, "x.yaml:4")
+
+
+def test_a_name_without_its_folder_is_led_there() -> None:
+    with pytest.raises(MoekitError) as refused:
+        load("router_sigmoid")
+    assert refused.value.problems[0].hint == "did you mean `settings/router_sigmoid`?"
