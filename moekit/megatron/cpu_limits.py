@@ -55,6 +55,11 @@ def _moe_tensor_parallel(values: Values) -> bool:
     return bool(values.get("num_experts")) and _above_one("tensor_model_parallel_size")(values)
 
 
+def _grouped_with_bias(values: Values) -> bool:
+    grouped = bool(values.get("num_experts")) and bool(values.get("moe_grouped_gemm"))
+    return grouped and _transformer_engine(values) and _unless_off("add_bias_linear")(values)
+
+
 def _flex(values: Values) -> bool:
     return values.get("moe_token_dispatcher_type") == "flex" or bool(values.get("moe_enable_deepep"))
 
@@ -156,6 +161,14 @@ _LIMITS: list[tuple[Limit, Callable[[Values], bool]]] = [
             "counted",
         ),
         _moe_tensor_parallel,
+    ),
+    (
+        Limit(
+            "grouped experts with a bias",
+            "the local layers add it where Transformer Engine's grouped ones fuse it",
+            "counted",
+        ),
+        _grouped_with_bias,
     ),
     (Limit("FP8", "its kernels are Transformer Engine's", "counted"), _is_on("fp8")),
     (Limit("FP4", "its kernels are Transformer Engine's", "counted"), _is_on("fp4")),

@@ -3,8 +3,8 @@
     python tests/benchmarks/rules.py [--runs 5]
 
 `moekit check` of all shipped recipes in one call, against `moekit check --real` of the same: whole processes, user and
-system time, children included; the two take turns. Exits with 1 where `check` takes a CPU second or more, or more than a
-thirtieth of the time that the real stages take beyond it.
+system time, children included; the two take turns. Exits with 1 where `check` takes a CPU second or more, or more than
+a thirtieth of the time that the real stages take beyond it.
 """
 
 from __future__ import annotations

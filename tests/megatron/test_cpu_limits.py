@@ -74,5 +74,16 @@ def test_what_megatron_does_unless_told_not_to_is_found(feature: str) -> None:
     assert features(" ".join(ON_A_CPU.split()).replace(LEFT_ON[feature], "").split()) == [feature]
 
 
+BIASED = "grouped experts with a bias"
+
+
+def test_grouped_experts_with_a_bias_are_another_kernel_with_transformer_engine_only() -> None:
+    experts = ["--num-experts", "8", "--moe-grouped-gemm"]
+    assert features([*ON_A_CPU.split(), *experts]) == []
+    with_engine = ON_A_CPU.replace("--transformer-impl local", "").split()
+    assert features([*with_engine, *experts]) == [BIASED, "Transformer Engine's layers"]
+    assert features([*with_engine, *experts, "--disable-bias-linear"]) == ["Transformer Engine's layers"]
+
+
 def test_every_limit_is_tested() -> None:
-    assert {limit.feature for limit, _ in _LIMITS} == ASKED_FOR.keys() | LEFT_ON.keys()
+    assert {limit.feature for limit, _ in _LIMITS} == ASKED_FOR.keys() | LEFT_ON.keys() | {BIASED}
