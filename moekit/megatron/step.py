@@ -268,6 +268,7 @@ _LACKS = (
     (r"Transformer ?Engine .*(is pretended|is required|is not available|is not installed)", "Transformer Engine"),
     (r"not implemented for '(Half|BFloat16|Float8\w*)'", "a kernel"),
     (r"Could not run 'aten::|Torch not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs", "a kernel"),
+    (r"^_create_internal\(\): incompatible function arguments", "NCCL's own options"),  # of the fake process group
     (r"\d active drivers", "a Triton kernel"),
     (r"expected m1 and m2 to have the same dtype", "mixed number formats"),  # the local layers cast nothing
     (r"invalid gradient at index \d+ - got \[0, 0, 0\]", "a real pipeline neighbour"),  # nothing was received

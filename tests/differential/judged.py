@@ -15,7 +15,7 @@ from moekit.recipe.check import problems_of
 from moekit.recipe.cpu import cpu_problems
 from moekit.recipe.load import Loaded
 from moekit.recipe.names import RUN_NAME
-from moekit.recipe.rules import RULES, stage_of
+from moekit.recipe.rules import RULES, data, stage_of
 from moekit.recipe.schema import Recipe
 from moekit.recipe.schema.markers import Flag
 
@@ -148,11 +148,12 @@ def _contradicted(ours: Sequence[Refusal], theirs: Sequence[Verdict]) -> list[Fi
         answers.setdefault(OUR_NAMES.get(verdict.stage, verdict.stage), set()).add(verdict.answer)
     passed = {stage for stage, said in answers.items() if said == {"passed"}}
     last = theirs[-1]
+    unseen = {rule.__name__ for rule in data.RULES}  # a step reads made-up data with a tokenizer that reads nothing
     later = f"; refused at {last.stage}: {last.message}" if last.answer == "refused" else ""
     return [
         Finding("false refusal", f"{refusal.source} ({refusal.stage})", refusal.what + later)
         for refusal in ours
-        if refusal.stage in passed
+        if refusal.stage in passed and not (refusal.stage == "first step" and refusal.source in unseen)
     ]
 
 

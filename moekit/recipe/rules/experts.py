@@ -238,6 +238,31 @@ def experts_with_a_bias_activate_unfused(recipe: Recipe, target: Target) -> Iter
         )
 
 
+def experts_made_for_inference_are_plain(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Experts made for inference are whole, ungated, of fp32 scores, and drop and pad nothing.
+
+    Megatron, config: `Inference-optimized MoE layers ...` (megatron/core/transformer/transformer_config.py:1471-1501).
+    """
+    if recipe.model.transformer_impl != "inference_optimized" or not recipe.moe.num_experts:
+        return
+    precision = recipe.precision
+    for name, refused in (
+        ("parallel.expert_tensor", expert_tensor_ranks(recipe) > 1),
+        ("moe.expert_capacity_factor", recipe.moe.expert_capacity_factor is not None),
+        ("router.padding_for_quantization", recipe.router.padding_for_quantization),
+        ("router.dtype", recipe.router.dtype != "fp32"),
+        ("model.swiglu", recipe.model.swiglu),
+        ("model.quick_geglu", recipe.model.quick_geglu),
+        ("precision.fp8_param_gather", precision.fp8_recipe == "mxfp8" and not precision.fp8_param_gather),
+    ):
+        if refused:
+            yield Violation(
+                (name, "model.transformer_impl"),
+                f"experts of `transformer_impl: inference_optimized` do not go with this `{name}`",
+                "leave `transformer_impl` to Megatron: it is `transformer_engine`",
+            )
+
+
 RULES: tuple[Rule, ...] = (
     dense_models_say_nothing_of_experts,
     a_width_of_experts_needs_experts,
@@ -253,4 +278,5 @@ RULES: tuple[Rule, ...] = (
     experts_cut_in_parts_have_no_bias,
     experts_with_a_bias_drop_unfused,
     experts_with_a_bias_activate_unfused,
+    experts_made_for_inference_are_plain,
 )

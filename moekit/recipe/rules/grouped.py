@@ -1,10 +1,10 @@
-"""Rules on experts' weights in one tensor, and on the pages that keep their activations."""
+"""Rules on experts whose weights are one tensor or one operation, and on the pages that keep their activations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moekit.recipe.rules.violation import Rule, Target, Violation, below
+from moekit.recipe.rules.violation import Rule, Target, Violation, below, variable
 from moekit.recipe.schema import Recipe
 
 
@@ -69,6 +69,43 @@ def one_tensor_of_experts_is_fused(recipe: Recipe, target: Target) -> Iterator[V
         )
 
 
+def fused_experts_have_their_kernel(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Transformer Engine's operation fuser has one kernel for gated experts, which it takes when it is told to.
+
+    Megatron, build: `Fused GroupedMLP is not supported for this configuration.`
+    (megatron/core/transformer/moe/experts.py:286-289, 332-399).
+    """
+    model, extra = recipe.model, recipe.megatron.extra or ()
+    if not (recipe.moe.num_experts and recipe.moe.grouped_gemm and recipe.memory.use_transformer_engine_op_fuser):
+        return
+    gated = model.swiglu or model.quick_geglu
+    ranks = recipe.parallel.expert_tensor or recipe.parallel.tensor_model or 1
+    told = variable("NVTE_CUTEDSL_FUSED_GROUPED_MLP", recipe, target) not in (None, "", "0")
+    engine = target.transformer_engine
+    older = below(engine, "2.14") and not _one_tensor(recipe)  # else it is said of that
+    for refused, field, what, hint in (
+        (older, _FUSER, f"of Transformer Engine {engine}", "it is there from 2.14 on"),
+        (ranks > 1, "parallel.expert_tensor", f"over {ranks} expert-tensor ranks", "add `expert_tensor: 1`"),
+        (
+            not gated and not (model.squared_relu and "--use-fused-weighted-squared-relu" in extra),
+            "model.swiglu",
+            "for this activation",
+            "it knows `swiglu` and `quick_geglu`",
+        ),
+        (
+            gated and not told,
+            _FUSER,
+            "unless NVTE_CUTEDSL_FUSED_GROUPED_MLP is 1",
+            "add `runtime: {environment: {NVTE_CUTEDSL_FUSED_GROUPED_MLP: 1}}`",
+        ),
+    ):
+        if refused:
+            yield Violation((field, _FUSER) if field != _FUSER else (field,), f"`{_FUSER}` has no kernel {what}", hint)
+
+
+_FUSER = "memory.use_transformer_engine_op_fuser"
+
+
 def a_paged_stash_has_a_rank_capacity(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """Pages are for what a rank may receive and mostly does not.
 
@@ -120,6 +157,7 @@ RULES: tuple[Rule, ...] = (
     one_tensor_of_experts_needs_te_2_14,
     one_tensor_of_experts_has_a_format,
     one_tensor_of_experts_is_fused,
+    fused_experts_have_their_kernel,
     a_paged_stash_has_a_rank_capacity,
     a_paged_stash_is_of_fused_experts,
     a_paged_stash_keeps_what_is_not_offloaded,

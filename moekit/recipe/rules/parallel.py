@@ -52,8 +52,8 @@ def ranks_divide_the_world(recipe: Recipe, target: Target) -> Iterator[Violation
 def nodes_are_whole(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """A node's GPUs beyond the recipe's would idle, or torchrun would wait for ranks that never come.
 
-    Megatron, never: the world is what torchrun starts, and no whole number of nodes is this one (torchrun,
-    `--nproc-per-node`).
+    Megatron, never: the world is what torchrun starts, and no whole number of nodes is this one
+    (torch/distributed/run.py, `--nproc-per-node`).
     """
     gpus = recipe.parallel.gpus
     if gpus and recipe.runtime.device != "cpu" and gpus > target.gpus_per_node and gpus % target.gpus_per_node:
