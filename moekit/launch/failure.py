@@ -10,6 +10,9 @@ from typing import Any
 STOPPED = (128 + 2, 128 + 15)
 """Exit codes of ranks that were stopped by SIGINT or SIGTERM: never a cause, torchrun stops the others so."""
 
+GAVE_UP = "SystemExit: None"
+"""Where Megatron has nothing to start from it prints why and leaves without a code, which Python makes 0."""
+
 
 def exit_records(attempt: Path) -> dict[int, dict[str, Any]]:
     """`exit/rankR.json` by rank (`moekit/job/exits.py`); a rank without one is running or was killed."""
@@ -22,7 +25,9 @@ def exit_records(attempt: Path) -> dict[int, dict[str, Any]]:
 def ended_well(attempt: Path, world: int) -> bool:
     """Whether every rank came to its end by itself."""
     records = exit_records(attempt)
-    return len(records) == world and all(record["code"] == 0 for record in records.values())
+    return len(records) == world and all(
+        record["code"] == 0 and record["reason"] != GAVE_UP for record in records.values()
+    )
 
 
 def first_cause(attempt: Path, world: int) -> str:
@@ -41,6 +46,9 @@ def first_cause(attempt: Path, world: int) -> str:
         if reason == "SystemExit: 2" and refusal:
             return f"Megatron refuses its arguments: {refusal[1]}"
         return f"rank {rank}: {reason}"
+    if any(record["reason"] == GAVE_UP for record in records.values()):
+        said = re.findall(r"^>> (.*?)(?: <<)?$", text, re.MULTILINE)
+        return f"Megatron left without training{': ' + said[-1] if said else ''}"
     return first_error(text) or "it ended without a word"
 
 

@@ -179,6 +179,9 @@ def owned_arguments(recipe: Recipe, name: str, shared_root: str | Path, resume: 
     elif recipe.checkpoint.from_run:
         parent = run_dir(shared_root, recipe.checkpoint.from_run)
         said.append(("checkpoint.from_run", "--load", [parent.checkpoints]))
+    if any(option == "--load" for _, option, _ in said) and recipe.checkpoint.exit_on_missing is None:
+        # Megatron else starts from random weights, and writes over what it should have read (checkpointing.py:1700)
+        said.append((said[-1][0], "--exit-on-missing-checkpoint", []))
     said += _data_arguments(recipe, shared_root)
     if recipe.monitor.routing_trace:
         said.append(("monitor.routing_trace", "--moe-routing-trace-path", [attempt.routing]))

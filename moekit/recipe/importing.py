@@ -88,6 +88,8 @@ def _options(draft: Draft, words: Sequence[Word], table: FlagTable) -> None:
             again = last[one.option.dest]
             why = f"`{again.name}` at line {words[again.position].place.line} comes later, and the last one counts"
             draft.leave_out(spelled(said), said[0].place, why)
+        elif one.option.dest == "exit_on_missing_checkpoint" and "load" in last:
+            draft.leave_out(spelled(said), said[0].place, "the launch says it wherever it loads")
         elif wrong.keys().isdisjoint(range(one.position, one.position + len(said))):
             values = said[1:] if one.joined is None else [replace(said[0], text=one.joined), *said[1:]]
             taken = 0 if one.option.is_switch else 1 if one.option.nargs is None else len(values)

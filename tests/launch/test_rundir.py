@@ -16,6 +16,8 @@ from moekit.recipe.load import Loaded, load
 
 Changed = Callable[..., Loaded]
 
+OR_NOT = "--exit-on-missing-checkpoint"
+
 
 def words(loaded: Loaded, resume: bool = False) -> str:
     return " ".join(argv(owned_arguments(loaded.recipe, "changed", "/shared", resume)))
@@ -42,13 +44,13 @@ TOKENIZER = "--tokenizer-model /shared/tokenizers/llama-3.2"
         ),
         (
             "checkpoint: {save: true, from_run: parent}\ndata: {name: null, tokenizer: null}",
-            f"--save checkpoints --load /shared/runs/parent/checkpoints {TRACKED}",
-            f"--save checkpoints --load checkpoints {TRACKED}",
+            f"--save checkpoints --load /shared/runs/parent/checkpoints {OR_NOT} {TRACKED}",
+            f"--save checkpoints --load checkpoints {OR_NOT} {TRACKED}",
         ),
         (
             "checkpoint: {from_run: parent}\ndata: {name: null, tokenizer: null}",
-            f"--load /shared/runs/parent/checkpoints {TRACKED}",
-            f"--load /shared/runs/parent/checkpoints {TRACKED}",
+            f"--load /shared/runs/parent/checkpoints {OR_NOT} {TRACKED}",
+            f"--load /shared/runs/parent/checkpoints {OR_NOT} {TRACKED}",
         ),
         (
             "monitor: {routing_trace: true}\ndata: {name: null, tokenizer: null}",

@@ -45,6 +45,16 @@ def test_all_ranks_at_their_end_is_no_failure(attempt: Path) -> None:
     assert not ended_well(attempt, 2)
 
 
+def test_leaving_without_a_checkpoint_to_load_is_a_failure(attempt: Path) -> None:
+    (attempt / "train.log").write_text(">> '--exit-on-missing-checkpoint' set ... exiting. <<\n")
+    leave(attempt, 0, 0, "SystemExit: None", 1.0)
+    assert not ended_well(attempt, 1)
+    said = "Megatron left without training: '--exit-on-missing-checkpoint' set ... exiting."
+    assert first_cause(attempt, 1) == said
+    (attempt / "train.log").write_text("")
+    assert first_cause(attempt, 1) == "Megatron left without training"
+
+
 def test_the_earliest_failure_is_the_cause(attempt: Path) -> None:
     leave(attempt, 0, 1, "RuntimeError: connection closed by peer\nmore", 2.0)
     leave(attempt, 1, 1, "ValueError: found NaN in local grad norm\n", 1.0)

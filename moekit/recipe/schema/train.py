@@ -188,4 +188,5 @@ class Checkpoint(Section):
     no_save_rng: Annotated[bool | None, Flag("--no-save-rng")] = None
     """Leaves the random state out of a checkpoint."""
     exit_on_missing: Annotated[bool | None, Flag("--exit-on-missing-checkpoint")] = None
-    """Stops when there is nothing to load instead of starting from random weights."""
+    """Stops when there is nothing to load instead of starting from random weights. Null: a launch says it wherever it
+    loads; false: it does not."""
