@@ -153,11 +153,18 @@ def _stages(question: Question, stages: list[str]) -> Iterator[Verdict]:
 
     run = Run(question)
     pretend(question)
-    for stage in stages:
+    for index, stage in enumerate(stages):
         verdict = _build(run) if stage == "build" else _run_stage(stage, run)
         yield verdict
         if verdict.answer == "refused":
             return
+        if verdict.answer == "not_judged" and stage in LEFT_FOR_THE_NEXT:
+            yield from (replace(verdict, stage=later, place="") for later in stages[index + 1 :])
+            return
+
+
+LEFT_FOR_THE_NEXT = ("parse", "validate", "config", "groups")
+"""Stages without whose work the later ones have nothing to judge."""
 
 
 def _step(question: Question, folder: Path) -> Verdict:

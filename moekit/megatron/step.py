@@ -1,4 +1,4 @@
-"""Stage `step`: the first two iterations of Megatron's own trainer, as rank 0 of the world, on the CPU.
+"""Stage `step`: the first three iterations of Megatron's own trainer, as rank 0 of the world, on the CPU.
 
 The other ranks are torch's fake process group: shapes and code paths are the run's, collectives move nothing, so losses
 say nothing of training; but they are the same to the last bit whenever the same command line is asked. Like
@@ -18,7 +18,7 @@ from typing import Any
 
 from moekit.megatron.cpu_limits import cpu_limits
 
-ITERATIONS = 2
+ITERATIONS = 3
 PARAMETERS_AT_MOST = 30_000_000
 TOKENS_AT_MOST = 8192
 """Of one micro batch."""
@@ -101,7 +101,7 @@ def _parameters(args: Any) -> float:
 
 
 def step(args: Any, folder: Path) -> Steps:
-    """Train `args` (validated) for two iterations; what the run writes goes below `folder`, the working directory."""
+    """Train `args` (validated) for three iterations; what the run writes goes below `folder`, the working directory."""
     import torch
     from megatron.core.datasets import utils
     from megatron.core.enums import ModelType

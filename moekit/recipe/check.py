@@ -23,7 +23,8 @@ def problems_of(loaded: Loaded, target: Target) -> list[Problem]:
     found += _argument_problems(loaded)
     if not loaded.problems:
         found += [_placed(violation, loaded) for violation in violations(loaded.recipe, target)]
-    if not found and loaded.recipe.runtime.device == "cpu":
+    refused = any(problem.level == "error" for problem in found)
+    if not refused and loaded.recipe.runtime.device == "cpu":
         from moekit.recipe.cpu import cpu_problems  # here: most recipes are for GPUs
 
         found += cpu_problems(loaded)

@@ -118,7 +118,7 @@ def findings(values: Values, ours: Sequence[Refusal], theirs: Sequence[Verdict])
     if values.get("megatron.version", MEGATRON) != MEGATRON:
         return [Finding("not judged", "another Megatron")]
     refused = next((verdict for verdict in theirs if verdict.answer == "refused"), None)
-    wrong = _contradicted(ours, theirs)
+    wrong = _contradicted(values, ours, theirs)
     if refused is not None:
         group = f"{refused.stage} {refused.place or _unnumbered(refused.message)}"
         if not ours:
@@ -141,12 +141,14 @@ def _told(refusal: Refusal, stage: str) -> bool:
     return refusal.stage == OUR_NAMES.get(stage, stage) or refusal.source.startswith("schema")
 
 
-def _contradicted(ours: Sequence[Refusal], theirs: Sequence[Verdict]) -> list[Finding]:
+def _contradicted(values: Values, ours: Sequence[Refusal], theirs: Sequence[Verdict]) -> list[Finding]:
     """Rules whose stage was judged and passed."""
     answers: dict[str, set[str]] = {}
     for verdict in theirs:
         answers.setdefault(OUR_NAMES.get(verdict.stage, verdict.stage), set()).add(verdict.answer)
     passed = {stage for stage, said in answers.items() if said == {"passed"}}
+    if values.get("parallel.pipeline_model") not in (None, 1):
+        passed -= {"build", "first step"}  # of the first pipeline stage alone
     last = theirs[-1]
     unseen = {rule.__name__ for rule in data.RULES}  # a step reads made-up data with a tokenizer that reads nothing
     later = f"; refused at {last.stage}: {last.message}" if last.answer == "refused" else ""

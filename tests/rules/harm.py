@@ -14,7 +14,7 @@ from moekit.megatron.real import Verdict, judge_all
 from moekit.recipe.load import load
 
 
-def two_steps(here: Path, changes: list[str], base: str = "tiny_dense.yaml") -> list[Verdict]:
+def few_steps(here: Path, changes: list[str], base: str = "tiny_dense.yaml") -> list[Verdict]:
     """What stage `step` says to each change of a recipe that a CPU trains; none is refused before it."""
     questions = []
     for index, change in enumerate(changes):

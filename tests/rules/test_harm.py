@@ -1,6 +1,6 @@
 """What Megatron never notices, and the rules refuse: each such case has a run that shows why.
 
-Of `harm: ignored`, two steps of the real trainer with the refused field and without it: the same losses and gradients
+Of `harm: ignored`, three steps of the real trainer with the refused field and without it: the same losses and gradients
 to the bit, so the field says nothing of what is trained. Other cases name a test function of `test_harm_*.py`.
 """
 
@@ -38,7 +38,7 @@ def without(recipe: Recipe, fields: set[str]) -> Recipe:
 
 
 def two_questions(case: Case, here: Path) -> list[Question]:
-    """Two steps of the recipe as it is, and without what is refused of it."""
+    """Three steps of the recipe as it is, and without what is refused of it."""
     recipe, cluster = load(str(case.write(here / "broken.yaml", case.broken))).recipe, find_cluster(case.profile)
     refused = {violation.fields[0] for violation in case.function(recipe, cluster)}
     return [question(r, cluster, ("parse", "validate", "step")) for r in (recipe, without(recipe, refused))]

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from harm import in_megatron, two_steps
+from harm import few_steps, in_megatron
 from test_real import question
 
 from moekit.launch.cluster import find_cluster
@@ -63,7 +63,7 @@ def test_a_batch_that_is_not_given_follows_the_gpus(here: Path) -> None:
 
 
 def test_too_few_samples_are_no_step(here: Path) -> None:
-    [nothing, one] = two_steps(
+    [nothing, one] = few_steps(
         here,
         [f"train: {{iters: null, samples: {samples}}}\nschedule: {{warmup_iters: null}}" for samples in (3, 40)],
     )
@@ -72,7 +72,7 @@ def test_too_few_samples_are_no_step(here: Path) -> None:
 
 
 def test_data_that_is_not_named_is_made_up(here: Path) -> None:
-    [mock, unnamed] = two_steps(here, ["", "data: {mock_data: null}"])
+    [mock, unnamed] = few_steps(here, ["", "data: {mock_data: null}"])
     assert unnamed.losses == mock.losses
 
 

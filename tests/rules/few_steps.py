@@ -1,4 +1,4 @@
-"""Two steps of the real trainer on this machine, to be compared with two others."""
+"""Three steps of the real trainer on this machine, to be compared with three others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moekit.megatron.real import judge_all
 from moekit.recipe.load import load
 
 
-def two_steps(here: Path, *changes: tuple[str, str]) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
+def few_steps(here: Path, *changes: tuple[str, str]) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
     """Losses and gradient norms of each base with its change, exactly as Megatron has them."""
     recipes = [
         load(str(Case(base).write(here / f"{i}.yaml", change))).recipe for i, (base, change) in enumerate(changes)
