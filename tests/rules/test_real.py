@@ -42,8 +42,7 @@ def question(recipe: Recipe, cluster: Cluster, stages: tuple[str, ...]) -> Quest
 
 
 def verdicts(cases: list[Case], change: str, here: Path) -> list[list[Verdict]]:
-    """What the real stages say to each case's `broken` or `fine` change; nothing where a launch has no arguments, or another
-    Megatron."""
+    """What the real stages say to each case's `broken` or `fine` change; nothing to one of another Megatron."""
     questions: dict[int, Question] = {}
     for index, case in enumerate(cases):
         path = case.write(here / f"{index}.yaml", getattr(case, change))

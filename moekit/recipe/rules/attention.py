@@ -1,4 +1,4 @@
-"""Rules on attention, positions and multi-token prediction."""
+"""Rules on attention: heads, query groups, latent attention, windows, sinks."""
 
 from __future__ import annotations
 

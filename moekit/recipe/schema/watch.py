@@ -113,7 +113,7 @@ class Profile(Section):
     ranks: Annotated[tuple[int, ...] | None, Flag("--profile-ranks", "3.7")] = None
     """Ranks that are profiled."""
     record_memory_history: Annotated[bool | None, Flag("--record-memory-history", "3.7")] = None
-    """Records every allocation of rank 0, with its stack."""
+    """Records every allocation of the last rank, with its stack."""
     record_shapes: Annotated[bool | None, Flag("--record-shapes")] = None
     """The profile names the tensors' shapes."""
 
