@@ -2,7 +2,7 @@
 # make test         every check and test of the project
 # make test-fast    the same without the suites that train or start services
 # make bench        the benchmarks
-# make agree        N=10000 random recipes (SEED=1) before our rules and the real Megatron, hours; goes on where it ended
+# make agree        N=10000 random recipes (SEED=1) before our rules and the real Megatron, some ten minutes; goes on where it ended
 # make lock         new requirements/*.txt from pyproject.toml (needs uv)
 # PYTHON=... chooses the interpreter; NAME=... the quickstart's run.
 
