@@ -17,6 +17,8 @@ from typing import Any, Literal
 from moekit.problems import did_you_mean, error, shortened
 
 TABLES = Path(__file__).parent / "tables"
+MOST_CHOICES = 12
+"""As many are listed in a message."""
 
 Kind = Literal["unknown", "arity", "type", "choice", "twice"]
 
@@ -231,8 +233,9 @@ def _values(found: Occurrence, option: Option) -> Iterator[Complaint]:
             yield complain("type", what, _as_integer(option, text), position)
         elif option.choices and _read(option, text) not in option.choices:
             choices = [str(choice) for choice in option.choices]
-            what = f"must be one of {', '.join(choices)}, not `{shortened(text)}`"
-            yield complain("choice", what, did_you_mean(text, choices, cutoff=0.75), position)
+            few = ", ".join(choices[:MOST_CHOICES]) + (", ..." if len(choices) > MOST_CHOICES else "")
+            what = f"must be one of {few}, not `{shortened(text)}`"
+            yield complain("choice", what, did_you_mean(text, choices, cutoff=0.7), position)
     surplus = given[most:] if found.joined is None else given[most:] + follow
     if surplus:
         position, text = surplus[0]

@@ -138,6 +138,28 @@ def fp4_finds_its_version(recipe: Recipe, target: Target) -> Iterator[Violation]
         )
 
 
+def fp8_matrices_come_in_sixteens(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Transformer Engine's FP8 kernels take matrices whose rows come in eights and whose columns come in sixteens.
+
+    Megatron, first step: `FP8 execution requires the product of all dimensions except the last to be divisible by 8 and
+    the last dimension to be divisible by 16` (Transformer Engine 2.14, utils.py).
+    """
+    model, parallel, ranks = recipe.model, recipe.parallel, recipe.parallel.tensor_model or 1
+    if not recipe.precision.fp8_format:
+        return
+    tokens = (recipe.train.micro_batch_size or 0) * (model.seq_length or 0) // (parallel.context or 1)
+    if parallel.sequence:
+        tokens //= ranks
+    for field, number, divisor, what in (
+        ("model.hidden_size", model.hidden_size or 0, 16, "the hidden size"),
+        ("moe.ffn_hidden_size", recipe.moe.ffn_hidden_size or 0, 16, "an expert's width"),
+        ("model.seq_length", tokens, 8, "a rank's part of a micro batch"),
+    ):
+        if number % divisor:
+            what = f"{what}, {number}, is no multiple of {divisor}, as FP8 needs"
+            yield Violation((field, "precision.fp8_format"), what, f"use a multiple of {divisor}")
+
+
 def custom_formats_have_a_quantizer(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """A recipe of one's own is a Python function that is named.
 
@@ -270,6 +292,7 @@ RULES: tuple[Rule, ...] = (
     fp8_recipes_find_their_version,
     experts_in_fp8_find_their_version,
     fp4_finds_its_version,
+    fp8_matrices_come_in_sixteens,
     custom_formats_have_a_quantizer,
     quantized_layers_are_transformer_engines,
     delayed_scalings_settings_have_it,
