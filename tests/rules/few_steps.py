@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cases import Case
-from test_real import question
+from test_rules_real import question
 
 from moekit.launch.cluster import find_cluster
 from moekit.megatron.real import judge_all

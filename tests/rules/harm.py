@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from cases import Case
-from test_real import question
+from test_rules_real import question
 
 from moekit.launch.cluster import find_cluster
 from moekit.megatron.real import Verdict, judge_all

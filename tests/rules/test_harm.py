@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from cases import BROKEN, HERE, Case, label
-from test_real import question
+from test_rules_real import question
 
 from moekit.launch.cluster import find_cluster
 from moekit.megatron.real import Verdict, judge_all

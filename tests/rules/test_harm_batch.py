@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from harm import few_steps, in_megatron
-from test_real import question
+from test_rules_real import question
 
 from moekit.launch.cluster import find_cluster
 from moekit.launch.script import nodes_and_gpus
