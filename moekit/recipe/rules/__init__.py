@@ -22,6 +22,7 @@ from moekit.recipe.rules import (
     exchanged,
     expert_overlap,
     experts,
+    extra,
     graphs,
     grouped,
     hybrid,
@@ -83,6 +84,7 @@ MODULES = (
     network,
     environment,
     companions,
+    extra,
 )
 
 RULES: tuple[Rule, ...] = tuple(rule for module in MODULES for rule in module.RULES)

@@ -47,8 +47,12 @@ def one_balancing_loss_has_one_coefficient(recipe: Recipe, target: Target) -> It
     Megatron, first step: `'>' not supported between instances of 'list' and 'int'`
     (megatron/core/transformer/moe/router.py:403).
     """
-    coefficients = recipe.balance.aux_loss_coeff or ()
-    if recipe.moe.num_experts and len(coefficients) > 1 and len(_methods(recipe)) <= 1:
+    coefficients, methods = recipe.balance.aux_loss_coeff or (), _methods(recipe)
+    if (
+        recipe.moe.num_experts
+        and len(coefficients) > 1
+        and (not methods or (methods[1:] == () and "aux" in methods[0]))
+    ):
         yield Violation(
             ("balance.aux_loss_coeff", "balance.type"),
             f"`balance.aux_loss_coeff` has {len(coefficients)} values for one balancing method",

@@ -22,13 +22,20 @@ def dense_models_say_nothing_of_experts(recipe: Recipe, target: Target) -> Itera
     """
     if recipe.moe.num_experts is not None:
         return
+    elsewhere = ("moe.latent_size",) if _layers_are_mixed(recipe) else ("moe.latent_size", "moe.ffn_hidden_size")
     for section in ("moe", "router", "balance"):
         values = getattr(recipe, section)
         for field in fields(values):
-            name = f"{section}.{field.name}"
-            if getattr(values, field.name) in (None, False) or name in ("moe.ffn_hidden_size", "moe.latent_size"):
+            name, value = f"{section}.{field.name}", getattr(values, field.name)
+            if value is None or value is False or name in elsewhere:
                 continue
             yield Violation((name,), f"`{name}` has no meaning without `moe.num_experts`", "unset it with `null`")
+
+
+def _layers_are_mixed(recipe: Recipe) -> bool:
+    """Whether `moe.layer_freq` leaves layers dense; Megatron then takes a dense model to be such layers."""
+    pattern = recipe.moe.layer_freq
+    return pattern is not None and ((pattern.period or 0) > 1 or 0 in pattern.layers)
 
 
 def a_width_of_experts_needs_experts(recipe: Recipe, target: Target) -> Iterator[Violation]:
@@ -37,7 +44,7 @@ def a_width_of_experts_needs_experts(recipe: Recipe, target: Target) -> Iterator
     Megatron, config: `moe_ffn_hidden_size is set but num_moe_experts is None`
     (megatron/core/transformer/transformer_config.py:1551).
     """
-    if recipe.moe.num_experts is None and recipe.moe.ffn_hidden_size:
+    if recipe.moe.num_experts is None and recipe.moe.ffn_hidden_size and not _layers_are_mixed(recipe):
         yield Violation(
             ("moe.ffn_hidden_size", "moe.num_experts"),
             f"moe.ffn_hidden_size = {recipe.moe.ffn_hidden_size} is an expert's width, and there are no experts",

@@ -267,7 +267,8 @@ def padding_is_for_quantization(recipe: Recipe, target: Target) -> Iterator[Viol
     alltoall_seq dispatcher does not support moe_router_padding_for_quantization`
     (megatron/core/transformer/transformer_config.py:2319, 2324).
     """
-    if not recipe.router.padding_for_quantization:
+    older = "--moe-router-padding-for-fp8" in (recipe.megatron.extra or ())
+    if not recipe.router.padding_for_quantization and not older:
         return
     if not (recipe.precision.fp8_format or recipe.precision.fp4_format):
         yield Violation(
