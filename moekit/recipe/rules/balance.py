@@ -48,11 +48,8 @@ def one_balancing_loss_has_one_coefficient(recipe: Recipe, target: Target) -> It
     (megatron/core/transformer/moe/router.py:403).
     """
     coefficients, methods = recipe.balance.aux_loss_coeff or (), _methods(recipe)
-    if (
-        recipe.moe.num_experts
-        and len(coefficients) > 1
-        and (not methods or (methods[1:] == () and "aux" in methods[0]))
-    ):
+    one_loss = not methods or (len(methods) == 1 and "aux" in methods[0])  # another method reads no coefficient
+    if recipe.moe.num_experts and len(coefficients) > 1 and one_loss:
         yield Violation(
             ("balance.aux_loss_coeff", "balance.type"),
             f"`balance.aux_loss_coeff` has {len(coefficients)} values for one balancing method",

@@ -18,7 +18,8 @@ _REMOVED = {
 def removed_options_are_left_out(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """Megatron's parser still has some options, only to say that they are gone.
 
-    Megatron, validate: `--batch-size argument is no longer valid` and its like (megatron/training/arguments.py:573-586).
+    Megatron, validate: `--batch-size argument is no longer valid` and its like
+    (megatron/training/arguments.py:573-586).
     """
     for option, field in _REMOVED.items():
         if option in (recipe.megatron.extra or ()):
