@@ -29,3 +29,18 @@ def classes_of(spec: object) -> Iterator[type]:
     elif hasattr(spec, "__dict__"):
         for value in vars(spec).values():
             yield from classes_of(value)
+
+
+@pytest.mark.megatron
+def test_one_copy_of_the_experts_is_scaled_again_and_again() -> None:
+    """What Megatron FSDP does to gradients before a reduction, after each micro batch, in the buffer that sums them:
+    over one rank the reduction itself changes nothing, and the first of two micro batches counts half."""
+    import torch
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.distributed.fsdp.src.megatron_fsdp import param_and_grad_buffer
+
+    summed = torch.zeros(2, dtype=torch.bfloat16)
+    for micro_batch in (0, 1):
+        summed[micro_batch] += 1
+        param_and_grad_buffer.gradient_reduce_preprocessing(summed, 1 / 2, DistributedDataParallelConfig())
+    assert summed.tolist() == [1 / 4, 1 / 2]

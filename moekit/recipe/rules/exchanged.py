@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from moekit.recipe.rules.violation import Rule, Target, Violation, below
 from moekit.recipe.schema import Recipe
+from moekit.recipe.sizes import sizes
 
 
 def gathered_fp8_weights_are_divided(recipe: Recipe, target: Target) -> Iterator[Violation]:
@@ -144,6 +145,43 @@ def sharded_gradients_are_fused_from_2_10(recipe: Recipe, target: Target) -> Ite
         )
 
 
+def sharded_experts_have_copies(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Where gradients are sharded, Megatron FSDP reduces them after each micro batch. Over one copy of the experts it
+    reduces in place, and scales again what earlier micro batches have left.
+
+    Megatron, never: an expert's first micro batches count for next to nothing, or for far too much
+    (megatron/core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py:4071, 4751; Megatron-LM issue 6660).
+    """
+    parallel, size = recipe.parallel, sizes(recipe)
+    shards = parallel.use_megatron_fsdp and parallel.data_sharding_strategy in ("optim_grads", "optim_grads_params")
+    scaled = not recipe.train.calculate_per_token_loss and recipe.megatron.version == "0.19.2"
+    if not (shards and scaled and size and recipe.moe.num_experts):
+        return
+    if size.expert_data == 1 and size.data * size.context > 1 and size.accumulation_steps > 1:
+        yield Violation(
+            ("parallel.data_sharding_strategy", "parallel.expert_model", "parallel.gpus"),
+            f"`parallel.data_sharding_strategy: {parallel.data_sharding_strategy}` scales gradients of experts that "
+            f"have one copy once for each of {size.accumulation_steps} micro batches",
+            "use `optim`, or fewer ranks for `parallel.expert_model`",
+        )
+
+
+def mxfp8_gradients_are_e4m3(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """MXFP8 scales every 32 values, and its gradients want precision, not the range of E5M2 that `hybrid` gives them.
+
+    Megatron, never: the loss diverges from bfloat16's (NVIDIA's own recipes had it: Megatron-Bridge issue 638).
+    A warning: it trains, and small models may not show it.
+    """
+    precision = recipe.precision
+    if precision.fp8_recipe == "mxfp8" and precision.fp8_format == "hybrid":
+        yield Violation(
+            ("precision.fp8_format", "precision.fp8_recipe"),
+            "`precision.fp8_format: hybrid` has MXFP8's gradients in E5M2, and losses diverge",
+            "`precision: {fp8_format: e4m3}`",
+            "warning",
+        )
+
+
 RULES: tuple[Rule, ...] = (
     gathered_fp8_weights_are_divided,
     gathered_fp8_weights_are_in_fp8,
@@ -154,4 +192,6 @@ RULES: tuple[Rule, ...] = (
     gradients_are_summed_in_one_format,
     bf16_sums_are_of_bf16_models,
     sharded_gradients_are_fused_from_2_10,
+    sharded_experts_have_copies,
+    mxfp8_gradients_are_e4m3,
 )

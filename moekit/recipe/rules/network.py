@@ -140,6 +140,57 @@ def expert_kernels_stay_in_a_node_on_efa(recipe: Recipe, target: Target) -> Iter
         )
 
 
+def gloo_takes_names(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Megatron has groups of gloo beside NCCL's. NCCL takes patterns of interfaces, gloo whole names.
+
+    Megatron, first step: before it, `Unable to find address for: ^lo` (gloo/transport/tcp/device.cc:84, seen on a CPU;
+    aws-do-eks pull request 51).
+    """
+    value = variable(_GLOO, recipe, target)
+    if value and value.startswith(("^", "=")) and "--disable-gloo-process-groups" not in (recipe.megatron.extra or ()):
+        yield Violation(
+            (f"runtime.environment.{_GLOO}",),
+            f"{_GLOO} is `{shortened(value)}`, and gloo takes the name of an interface, no pattern",
+            "name it, such as `eth0`, or unset it with `null`",
+        )
+
+
+_GLOO = "GLOO_SOCKET_IFNAME"
+
+
+def nodes_do_not_meet_on_loopback(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """A node's `lo` reaches that node alone.
+
+    Megatron, first step: before it, `Connection refused`, or ranks that wait for each other (NCCL issue 286).
+    """
+    if (recipe.parallel.gpus or 1) <= target.gpus_per_node:
+        return
+    for name in ("NCCL_SOCKET_IFNAME", _GLOO):
+        value = variable(name, recipe, target)
+        if value and {each.strip() for each in value.removeprefix("=").split(",")} == {"lo"}:
+            yield Violation(
+                (f"runtime.environment.{name}", "parallel.gpus"),
+                f"{name} is `{shortened(value)}`, which no other of the nodes reaches",
+                "name the interface between nodes, or unset it with `null`",
+            )
+
+
+def older_efa_takes_simple(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """NCCL's LL and LL128 want data written in order, which EFA does from the nodes of H100 on.
+
+    Megatron, never: sums may be wrong, or NaN (NCCL issue 716; aws-ofi-nccl pull request 280).
+    A warning: the plugin says so too, in a line of the log.
+    """
+    value = variable("NCCL_PROTO", recipe, target)
+    if target.fabric == "efa" and target.gpu == "a100" and value is not None and value.lower() != "simple":
+        yield Violation(
+            ("runtime.environment.NCCL_PROTO",),
+            f"NCCL_PROTO is `{shortened(value)}`, which EFA of {target.gpu} nodes may corrupt",
+            "unset it with `null`: the OFI plugin then sets `simple`",
+            "warning",
+        )
+
+
 RULES: tuple[Rule, ...] = (
     one_connection_orders_communication,
     sharding_needs_connections,
@@ -147,4 +198,7 @@ RULES: tuple[Rule, ...] = (
     nccl_finds_its_plugin,
     libfabric_takes_efa,
     expert_kernels_stay_in_a_node_on_efa,
+    gloo_takes_names,
+    nodes_do_not_meet_on_loopback,
+    older_efa_takes_simple,
 )

@@ -150,6 +150,31 @@ def offloaded_state_is_a_share(recipe: Recipe, target: Target) -> Iterator[Viola
 AWARE = "optimizer.use_precision_aware_optimizer"
 
 
+def state_formats_keep_a_weight_to_step(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Where the optimizer keeps the only precise weights itself, it needs the model's to begin from: none are left of
+    those gathered in FP8, delayed scaling's apart, or in FP4.
+
+    Megatron, first step: `'NoneType' object has no attribute 'nelement'`, or an error of the optimizer's constructor
+    (megatron/core/optimizer/distrib_optimizer.py:405-446, 2770; Megatron-LM issue 5083).
+    """
+    optimizer, precision, name = recipe.optimizer, recipe.precision, recipe.optimizer.main_params_dtype
+    if not optimizer.use_precision_aware_optimizer or recipe.parallel.use_megatron_fsdp:
+        return
+    delayed = precision.fp8_recipe in (None, "delayed")
+    if precision.fp4_param_gather and (delayed or name not in (None, "fp32") or optimizer.cpu_offload):
+        yield Violation(
+            (AWARE, "precision.fp4_param_gather"),
+            f"`{AWARE}` excludes `precision.fp4_param_gather`",
+            "unset one of them with `null`",
+        )
+    elif precision.fp8_param_gather and not delayed and name not in (None, "fp32") and not optimizer.cpu_offload:
+        yield Violation(
+            ("optimizer.main_params_dtype", "precision.fp8_param_gather", "precision.fp8_recipe"),
+            f"`main_params_dtype: {name}` excludes `precision.fp8_param_gather` with `{precision.fp8_recipe}`",
+            "`optimizer: {main_params_dtype: fp32}`, or unset `precision.fp8_param_gather` with `null`",
+        )
+
+
 RULES: tuple[Rule, ...] = (
     plain_descent_keeps_its_state_whole,
     adams_averages_forget,
@@ -160,4 +185,5 @@ RULES: tuple[Rule, ...] = (
     state_on_the_host_is_precision_aware,
     state_on_the_host_gathers_delayed_fp8,
     offloaded_state_is_a_share,
+    state_formats_keep_a_weight_to_step,
 )

@@ -153,6 +153,25 @@ def a_run_ends_before_its_job(recipe: Recipe, target: Target) -> Iterator[Violat
         )
 
 
+def a_faulty_step_is_planned_anew(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """The checkpoint of a faulty step has more in it than others: what the second run needs.
+
+    Megatron, later: a plan made for all checkpoints leaves that out, and the restart stops at `Missing key in
+    checkpoint state_dict: rerun_state_machine_state` (state_dict_saver.py:110 of megatron/core/dist_checkpointing;
+    Megatron-LM issue 4378).
+    A warning: until a NaN it trains. The rerun is on where nothing is said.
+    """
+    checkpoint, mode = recipe.checkpoint, recipe.resilience.rerun_mode
+    kept = checkpoint.save and checkpoint.assume_constant_structure and checkpoint.format in (None, "torch_dist")
+    if kept and mode in (None, "validate_results") and not recipe.benchmark:
+        yield Violation(
+            ("checkpoint.assume_constant_structure", "resilience.rerun_mode"),
+            "`checkpoint.assume_constant_structure` saves a faulty step without what its rerun needs",
+            "unset it with `null`, or `resilience: {rerun_mode: disabled}`",
+            "warning",
+        )
+
+
 RULES: tuple[Rule, ...] = (
     an_early_end_is_saved,
     a_rerun_has_its_checkpoint,
@@ -162,4 +181,5 @@ RULES: tuple[Rule, ...] = (
     an_exit_signal_is_sent,
     torchrun_waits_for_the_last_save,
     a_run_ends_before_its_job,
+    a_faulty_step_is_planned_anew,
 )

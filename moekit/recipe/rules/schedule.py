@@ -180,6 +180,28 @@ def one_schedule_wins_on_resume(recipe: Recipe, target: Target) -> Iterator[Viol
         )
 
 
+def a_schedule_is_loaded_with_its_optimizer(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """What a first start leaves out of the checkpoint takes the schedule with it, and the warmup begins anew.
+
+    Megatron, never: it reads the schedule where it reads the optimizer (megatron/training/checkpointing.py:2555, 2598;
+    Megatron-LM issue 1533).
+    A warning: a run's later starts do load it.
+    """
+    checkpoint = recipe.checkpoint
+    if not (recipe.schedule.use_checkpoint_opt_param_scheduler and checkpoint.from_run):
+        return
+    for name in ("finetune", "no_load_optim"):
+        if getattr(checkpoint, name):
+            yield Violation(
+                ("schedule.use_checkpoint_opt_param_scheduler", f"checkpoint.{name}"),
+                f"`checkpoint.{name}` leaves the schedule of `{checkpoint.from_run}` out, which "
+                "`schedule.use_checkpoint_opt_param_scheduler` asks for",
+                "unset one of them with `null`",
+                "warning",
+            )
+            return
+
+
 RULES: tuple[Rule, ...] = (
     a_learning_rate_is_given,
     a_learning_rate_moves_the_weights,
@@ -192,4 +214,5 @@ RULES: tuple[Rule, ...] = (
     a_warmup_ends_within_the_schedule,
     one_warmup,
     one_schedule_wins_on_resume,
+    a_schedule_is_loaded_with_its_optimizer,
 )
