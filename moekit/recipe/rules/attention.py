@@ -242,6 +242,27 @@ def context_needs_a_fast_kernel(recipe: Recipe, target: Target) -> Iterator[Viol
         )
 
 
+def long_sequences_have_no_mask(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """A mask says of each pair of tokens who sees whom, and Transformer Engine's causal attention looks at none.
+
+    Megatron, never: its loader makes it unless told not to, in fp32 first, and takes it to the GPU; the host or the
+    GPU may have no room (megatron/core/datasets/gpt_dataset.py:799; Megatron-LM issue 1025).
+    A warning: where there is room it trains.
+    """
+    data, length = recipe.data, recipe.model.seq_length or 0
+    told = data.no_create_attention_mask_in_dataloader or data.reset_attention_mask
+    if length < 32768 or told or recipe.model.transformer_impl == "local":
+        return
+    if "--dataloader-inter-document-masking" not in (recipe.megatron.extra or ()):
+        yield Violation(
+            ("model.seq_length", "data.no_create_attention_mask_in_dataloader"),
+            f"each sequence comes with a mask of {length:,} x {length:,}, {length**2 / 2**30:,.0f} GiB, at which "
+            "attention does not look",
+            "`data: {no_create_attention_mask_in_dataloader: true}`",
+            "warning",
+        )
+
+
 RULES: tuple[Rule, ...] = (
     heads_divide_the_width,
     heads_divide_over_tensor_ranks,
@@ -258,6 +279,7 @@ RULES: tuple[Rule, ...] = (
     windows_see_whole_sequences,
     sinks_see_whole_sequences,
     context_needs_a_fast_kernel,
+    long_sequences_have_no_mask,
 )
 
 
