@@ -261,6 +261,23 @@ def a_parent_is_the_name_of_a_run(recipe: Recipe, target: Target) -> Iterator[Vi
         )
 
 
+def sharded_weights_load_with_their_optimizer(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Without the optimizer's state Megatron makes its precise weights anew of the model's, Megatron FSDP's apart.
+
+    Megatron, first step: before it, `Megatron-FSDP does not implement a model-to-main parameter update`
+    (megatron/core/optimizer/distrib_optimizer.py:3080; Megatron-Bridge pull request 3425).
+    """
+    checkpoint, narrow = recipe.checkpoint, recipe.precision.bf16 or recipe.precision.fp16
+    sharded = recipe.parallel.use_megatron_fsdp and recipe.megatron.version == "0.19.2"
+    name = "finetune" if checkpoint.finetune else "no_load_optim" if checkpoint.no_load_optim else ""
+    if sharded and narrow and checkpoint.from_run and name:
+        yield Violation(
+            (f"checkpoint.{name}", "parallel.use_megatron_fsdp"),
+            f"`checkpoint.{name}` excludes `parallel.use_megatron_fsdp`",
+            "`parallel: {use_megatron_fsdp: null, use_distributed_optimizer: true}`",
+        )
+
+
 RULES: tuple[Rule, ...] = (
     saving_has_an_interval,
     kept_checkpoints_are_saved_ones,
@@ -276,4 +293,5 @@ RULES: tuple[Rule, ...] = (
     a_saved_optimizer_can_be_divided_anew,
     mismatches_are_not_returned,
     a_parent_is_the_name_of_a_run,
+    sharded_weights_load_with_their_optimizer,
 )
