@@ -175,6 +175,26 @@ def state_formats_keep_a_weight_to_step(recipe: Recipe, target: Target) -> Itera
         )
 
 
+def state_on_the_host_is_saved_whole(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """A host's Adam counts its steps, and corrects its averages by them.
+
+    Megatron, never: from a checkpoint that is not fully reshardable, its default, the count begins anew, and a
+    restart's first steps are too large or too small (megatron/core/optimizer/distrib_optimizer.py:1953, 2093, where
+    2108 leaves the count alone; SkyRL pull request 1403).
+    A warning: until a restart it trains, and the averages outgrow it.
+    """
+    optimizer, checkpoint = recipe.optimizer, recipe.checkpoint
+    offloads = optimizer.cpu_offload and optimizer.use_precision_aware_optimizer and not recipe.benchmark
+    saves = checkpoint.save and not checkpoint.no_save_optim and checkpoint.format in (None, "torch_dist")
+    if offloads and saves and not checkpoint.dist_optim_fully_reshardable:
+        yield Violation(
+            ("optimizer.cpu_offload", "checkpoint.dist_optim_fully_reshardable"),
+            "a restart counts the steps of `optimizer.cpu_offload` from 0 again",
+            "`checkpoint: {dist_optim_fully_reshardable: true}`",
+            "warning",
+        )
+
+
 RULES: tuple[Rule, ...] = (
     plain_descent_keeps_its_state_whole,
     adams_averages_forget,
@@ -186,4 +206,5 @@ RULES: tuple[Rule, ...] = (
     state_on_the_host_gathers_delayed_fp8,
     offloaded_state_is_a_share,
     state_formats_keep_a_weight_to_step,
+    state_on_the_host_is_saved_whole,
 )
