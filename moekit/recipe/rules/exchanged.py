@@ -146,23 +146,25 @@ def sharded_gradients_are_fused_from_2_10(recipe: Recipe, target: Target) -> Ite
 
 
 def sharded_experts_have_copies(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Where gradients are sharded, Megatron FSDP reduces them after each micro batch. Over one copy of the experts it
-    reduces in place, and scales again what earlier micro batches have left.
+    """Megatron FSDP reduces sharded gradients after each micro batch, and shards them where nothing is said. Over one
+    copy of the experts it reduces in place, and scales again what earlier micro batches have left.
 
     Megatron, never: an expert's first micro batches count for next to nothing, or for far too much
     (megatron/core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py:4071, 4751; Megatron-LM issue 6660).
     """
     parallel, size = recipe.parallel, sizes(recipe)
-    shards = parallel.use_megatron_fsdp and parallel.data_sharding_strategy in ("optim_grads", "optim_grads_params")
+    strategy = parallel.data_sharding_strategy or "optim_grads_params"
+    shards = parallel.use_megatron_fsdp and strategy in ("optim_grads", "optim_grads_params")
     scaled = not recipe.train.calculate_per_token_loss and recipe.megatron.version == "0.19.2"
     if not (shards and scaled and size and recipe.moe.num_experts):
         return
     if size.expert_data == 1 and size.data * size.context > 1 and size.accumulation_steps > 1:
+        given = "parallel.data_sharding_strategy" if parallel.data_sharding_strategy else "parallel.use_megatron_fsdp"
         yield Violation(
-            ("parallel.data_sharding_strategy", "parallel.expert_model", "parallel.gpus"),
-            f"`parallel.data_sharding_strategy: {parallel.data_sharding_strategy}` scales gradients of experts that "
-            f"have one copy once for each of {size.accumulation_steps} micro batches",
-            "use `optim`, or fewer ranks for `parallel.expert_model`",
+            (given, "parallel.expert_model", "parallel.gpus"),
+            f"`parallel.use_megatron_fsdp` with `{strategy}` scales gradients of experts that have one copy once for "
+            f"each of {size.accumulation_steps} micro batches",
+            "`parallel: {data_sharding_strategy: optim}`, or fewer ranks for `parallel.expert_model`",
         )
 
 
