@@ -230,15 +230,23 @@ def sinks_see_whole_sequences(recipe: Recipe, target: Target) -> Iterator[Violat
 
 
 def context_needs_a_fast_kernel(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Transformer Engine's plain attention holds a whole sequence.
+    """Transformer Engine's plain attention holds a whole sequence; the fast ones take heads in eights, up to 256 wide.
 
     Megatron, first step: no attention backend is available (Transformer Engine 2.14, dot_product_attention/utils.py).
     """
-    if recipe.model.attention_backend == "unfused" and (recipe.parallel.context or 1) > 1:
+    model, ranks = recipe.model, recipe.parallel.context or 1
+    if model.attention_backend == "unfused" and ranks > 1:
         yield Violation(
             ("model.attention_backend", "parallel.context"),
-            f"`attention_backend: unfused` goes with no parallel.context = {recipe.parallel.context}",
+            f"`attention_backend: unfused` goes with no parallel.context = {ranks}",
             "use `fused` or `flash`, or leave it to Transformer Engine: `auto`",
+        )
+    width = model.kv_channels or (model.hidden_size or 0) // (model.num_attention_heads or 1)
+    plain = model.multi_latent_attention or model.transformer_impl == "local"
+    if ranks > 1 and not plain and (width % 8 or width > 256):
+        yield Violation(
+            ("model.kv_channels", "model.num_attention_heads", "model.hidden_size", "parallel.context"),
+            f"heads {width} wide go with no parallel.context = {ranks}: fast attention takes multiples of 8 up to 256",
         )
 
 

@@ -114,6 +114,27 @@ def rotated_shares_are_shares(recipe: Recipe, target: Target) -> Iterator[Violat
         )
 
 
+def latent_attention_says_what_rotates(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Latent attention rotates `qk_pos_emb_head_dim` channels of a head, which are its rotated share already.
+
+    Megatron, never: YaRN, its type where none is given, does not look at the share; `rope_type: rope` takes it of those
+    channels, and rotates fewer (megatron/core/transformer/multi_latent_attention.py:181; Megatron-Bridge pull request
+    4271). A warning: it trains, with YaRN as without the share.
+    """
+    model = recipe.model
+    if not model.multi_latent_attention or model.rotary_percent is None or model.rotary_percent >= 1:
+        return
+    what = "does nothing with `multi_latent_attention` and its YaRN"
+    if model.rope_type == "rope":
+        what = "leaves some of the channels of `qk_pos_emb_head_dim` unrotated"
+    yield Violation(
+        ("model.rotary_percent", "model.rope_type", "model.multi_latent_attention"),
+        f"model.rotary_percent = {model.rotary_percent} {what}",
+        "unset it with `null`: `qk_pos_emb_head_dim` says how much of a head is rotated",
+        "warning",
+    )
+
+
 def llama_stretches_by_eight(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """Megatron's trainer does not hand this factor on to the model, which keeps its own.
 
@@ -226,6 +247,7 @@ RULES: tuple[Rule, ...] = (
     rotated_heads_are_even,
     rotation_has_rotary_positions,
     rotated_shares_are_shares,
+    latent_attention_says_what_rotates,
     llama_stretches_by_eight,
     stretches_are_yarns,
     latent_rotation_fuses_yarn,
