@@ -28,7 +28,7 @@ def test_every_rule_says_its_fact_and_what_happens() -> None:
 
 def test_every_outcome_has_a_source() -> None:
     """A place in the code of Megatron or what is around it, a section of the handbook, or where it was seen."""
-    sources = (".py", ".h", "handbook", "Transformer Engine", "seen on", " issue ")
+    sources = (".py", ".h", ".cu", "handbook", "Transformer Engine", "seen on", " issue ")
     without = [entry.name for entry in page.entries() if not any(source in entry.outcome for source in sources)]
     assert without == []
 
