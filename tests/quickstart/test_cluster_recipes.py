@@ -66,7 +66,7 @@ def test_dense_goes_on_from_its_checkpoint(launch: Launch) -> None:
 
 
 def test_upcycling_fails_as_check_warns(launch: Launch) -> None:
-    changes = EXPERTS.replace("ffn_hidden_size: 32", "ffn_hidden_size: 16")
+    changes = EXPERTS.replace("ffn_hidden_size: 32", "ffn_hidden_size: 16, upcycling_granularity: 2")
     small = SMALL_MODEL.replace("ffn_hidden_size: 128", "ffn_hidden_size: 16")
     save = "checkpoint: {save_interval: 3}\n"
     launched = launch("upcycled", f"base: upcycle\n{small}{changes}{DATA}{save}")

@@ -161,7 +161,7 @@ def test_a_failure_names_its_first_cause(trained: Launched, launch: Launch) -> N
 def test_a_training_without_training_is_no_success(trained: Launched, launch: Launch) -> None:
     """Megatron itself exits with 0 here."""
     for _ in range(2):
-        launched = launch("empty", SMALL + "data: {split: '0,100,0'}\n")
+        launched = launch("empty", SMALL + "megatron: {extra: [--skip-train]}\n")
         assert launched.wait() == 1
         assert "training failed: Megatron ended without training" in launched.text
 
