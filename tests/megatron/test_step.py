@@ -124,7 +124,7 @@ def test_losses_tell_whether_an_option_is_read(steps: dict[str, list[Verdict]]) 
 
 def test_a_step_leaves_nothing_behind(steps: dict[str, list[Verdict]]) -> None:
     assert not Path("nowhere").exists()
-    assert not list(Path().glob("**/router_trace*"))
+    assert not list(Path().glob("**/router_trace*.jsonl"))
 
 
 def test_a_step_comes_after_the_stages_and_not_after_a_refusal() -> None:
