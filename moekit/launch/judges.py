@@ -21,15 +21,12 @@ from moekit.megatron.dump import checkout
 from moekit.megatron.flags import argv
 from moekit.megatron.in_image import NO_MEGATRON
 from moekit.megatron.installed import Judge, find_judge
-from moekit.megatron.real import Verdict, judge_all
-from moekit.megatron.stages import Question
+from moekit.megatron.real import Verdict, judge_all, verdict_of
+from moekit.megatron.stages import STAGES, Question
 from moekit.problems import error
 from moekit.recipe.load import Loaded
 from moekit.recipe.schema import Recipe
 from moekit.share import PACKAGE
-
-STAGES = ("parse", "validate", "config", "container", "schedule", "groups", "build")
-"""What is asked, in order; in an image, whose torch and Transformer Engine are the run's, also `step`."""
 
 MADE_UP_VOCABULARY = 131_072
 """Entries of the model's vocabulary where no tokenizer is read."""
@@ -125,12 +122,7 @@ def ask_in_image(asked: Sequence[Question], cluster: Cluster) -> tuple[Judge, li
     if status:
         raise error(f"`srun` ended with {status} for the {place}: {_reason(err)}", f"it was `{shlex.join(command)}`")
     said = json.loads(out)
-    return Judge(**said["judge"]), [[_verdict(fields) for fields in verdicts] for verdicts in said["answers"]]
-
-
-def _verdict(fields: Mapping[str, Any]) -> Verdict:
-    tuples = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-    return Verdict(**{**fields, **tuples, "parameters": None})
+    return Judge(**said["judge"]), [[verdict_of(fields) for fields in verdicts] for verdicts in said["answers"]]
 
 
 def srun_command(cluster: Cluster) -> list[str]:

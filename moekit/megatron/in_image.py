@@ -32,9 +32,8 @@ def main() -> None:
     """Answer, and end with 3 where there is no Megatron."""
     output = os.dup(1)
     os.dup2(2, 1)  # what Megatron prints goes to standard error
-    os.environ.update(
-        OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=""
-    )  # before torch: forks with threads would wait for ever
+    # before torch: forks with threads would wait for ever
+    os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     del sys.path[0]  # this file's folder
     checkout = sys.argv[1] if sys.argv[1:] else None
     if checkout:

@@ -22,11 +22,9 @@ CALLED = {
     "num_layers_in_first_pipeline_stage": ("decoder_first_pipeline_num_layers",),
     "num_layers_in_last_pipeline_stage": ("decoder_last_pipeline_num_layers",),
     "virtual_pipeline_model_parallel_size": (
-        *(
-            "num_layers_per_virtual_pipeline_stage",
-            "num_virtual_stages_per_pipeline_rank",
-            "pipeline_model_parallel_layout",
-        ),
+        "num_layers_per_virtual_pipeline_stage",
+        "num_virtual_stages_per_pipeline_rank",
+        "pipeline_model_parallel_layout",
     ),
     "persist_layer_norm": ("no_persist_layer_norm",),
     "batch_p2p_comm": ("overlap_p2p_comm",),
@@ -68,7 +66,9 @@ CALLED = {
     "num_groups": ("moe_router_num_groups",),
     "group_topk": ("moe_router_group_topk",),
     "expert_tensor_model_pipeline_parallel": (
-        *("expert_model_parallel_size", "expert_tensor_parallel_size", "pipeline_model_parallel_size"),
+        "expert_model_parallel_size",
+        "expert_tensor_parallel_size",
+        "pipeline_model_parallel_size",
     ),
     "tensor_model_parallel": ("tensor_model_parallel_size",),
     "tensor_model_parallelism": ("tensor_model_parallel_size",),
@@ -88,12 +88,7 @@ def problem_of(verdict: Verdict, loaded: Loaded, judge: Judge) -> Problem:
     """A refusal at the line of the field it is about, else at the recipe's file; other fields are named in the hint."""
     names = fields_of(verdict, loaded)
     hints = [_said_by(verdict, judge)]
-    for name in names[1:4]:
-        node = loaded.source.find(name)
-        unset = isinstance(node, Scalar) and node.is_null
-        hints.append(
-            f"`{name}` {'is unset at' if unset else 'comes from'} {node.place}" if node else f"`{name}` is unset"
-        )
+    hints += [loaded.source.origin(name) or f"`{name}` is unset" for name in names[1:4]]
     if names and _distance(names[0], loaded) == _UNSET:
         hints.insert(1, f"`{names[0]}` is unset")
     if not judge.is_version(loaded.recipe.megatron.version):

@@ -22,6 +22,7 @@ from typing import Any, Literal
 from moekit.megatron import step
 from moekit.megatron.cpu_limits import cpu_limits
 from moekit.megatron.forks import ServerError, ask_each, in_a_fork, serve
+from moekit.megatron.in_image import NO_MEGATRON
 from moekit.megatron.names import names_at
 from moekit.megatron.stages import RUNNERS, STAGES, Parameters, Question, Run
 from moekit.problems import error
@@ -102,9 +103,9 @@ def judge_each(
     asked = (asdict(question) for question in questions)
     try:
         for answers in ask_each(command, environment, asked, at_once or _cores()):
-            yield [_verdict(fields) for fields in answers]
+            yield [verdict_of(fields) for fields in answers]
     except ServerError as problem:
-        if problem.code == _NO_MEGATRON:
+        if problem.code == NO_MEGATRON:
             last = str(problem).strip().splitlines()[-1]
             raise error(
                 f"the real Megatron does not import: {last}", "`pip install 'moekit[local]'`, on Linux"
@@ -116,15 +117,14 @@ def _cores() -> int:
     return min(8, len(os.sched_getaffinity(0)))
 
 
-def _verdict(fields: dict[str, Any]) -> Verdict:
+def verdict_of(fields: dict[str, Any]) -> Verdict:
+    """The verdict that `answer` gave, from its JSON values."""
     parameters = fields.pop("parameters")
     tuples = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
     return Verdict(**{**fields, **tuples}, parameters=Parameters(**parameters) if parameters else None)
 
 
 # Below: inside the process that has Megatron.
-
-_NO_MEGATRON = 3
 
 
 def answer(question: Question) -> list[dict[str, Any]]:
@@ -260,7 +260,7 @@ def main(sockets: list[str]) -> None:
         load()
     except ImportError as problem:
         print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
-        raise SystemExit(_NO_MEGATRON) from None
+        raise SystemExit(NO_MEGATRON) from None
     serve(map(int, sockets), lambda fields: answer(Question(**fields)))
 
 

@@ -235,7 +235,7 @@ def build(run: Run) -> Parameters | None:
     if run.config.transformer_impl != "local":  # what the recipe asks of local layers is judged as it is
         run.config.persist_layer_norm = False
     run.config.transformer_impl, run.config.perform_initialization = "local", False
-    for fusion in _FUSIONS:
+    for fusion in FUSIONS:
         setattr(run.config, fusion, False)
     vp_stage = None if run.args.virtual_pipeline_model_parallel_size is None else 0
     with torch.device("meta"):
@@ -245,7 +245,7 @@ def build(run: Run) -> Parameters | None:
     return _count(model, run.args)
 
 
-_FUSIONS = (
+FUSIONS = (
     "apply_rope_fusion",
     "masked_softmax_fusion",
     "gradient_accumulation_fusion",

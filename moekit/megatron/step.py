@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from moekit.megatron.cpu_limits import cpu_limits
+from moekit.megatron.stages import FUSIONS
 
 ITERATIONS = 3
 PARAMETERS_AT_MOST = 30_000_000
@@ -160,7 +161,7 @@ def _at_the_desk(args: Any, folder: Path) -> None:
     args.check_for_spiky_loss = args.check_for_large_grads = False
     if args.transformer_impl != "local":  # what the recipe asks of local layers is judged as it is
         args.transformer_impl, args.no_persist_layer_norm = "local", True
-    for fusion in _FUSIONS:
+    for fusion in FUSIONS:
         setattr(args, fusion, False)
     args.mock_data, args.num_workers = True, 0
     for dest in _READ:
@@ -180,13 +181,6 @@ def _at_the_desk(args: Any, folder: Path) -> None:
         args.eval_iters, args.full_validation, args.split = 0, False, "1,0,0"
 
 
-_FUSIONS = (
-    "apply_rope_fusion",
-    "masked_softmax_fusion",
-    "gradient_accumulation_fusion",
-    "moe_permute_fusion",
-    "moe_router_fusion",
-)
 _READ = (
     *("data_path", "data_args_path", "train_data_path", "valid_data_path", "test_data_path"),
     *("per_split_data_args_path", "object_storage_cache_path", "load", "metadata_path"),

@@ -8,7 +8,6 @@ from moekit.megatron import flags
 from moekit.megatron.table import Complaint, FlagTable, check, load, occurrences, shipped
 from moekit.problems import MoekitError, Problem, shortened
 from moekit.recipe.load import Loaded, fields_by_option
-from moekit.recipe.nodes import Scalar
 from moekit.recipe.rules import violations
 from moekit.recipe.rules.violation import Target, Violation
 from moekit.recipe.schema import Recipe
@@ -35,7 +34,7 @@ def _placed(violation: Violation, loaded: Loaded) -> Problem:
     """A rule's violation at its place, with the places of the other values it is about."""
     source, place = loaded.source, loaded.source.where(*violation.fields)
     others = [
-        f"`{name}` {'is unset at' if isinstance(node, Scalar) and node.is_null else 'comes from'} {node.place}"
+        source.origin(name)
         for name in violation.fields[1:]
         if (node := source.find(name)) and str(node.place).rpartition(":")[0] != place.rpartition(":")[0]
     ]

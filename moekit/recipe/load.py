@@ -43,6 +43,14 @@ class Source:
                 return str(node.place)
         return self.shown
 
+    def origin(self, name: str) -> str:
+        """Where a value stands or is taken back, `` `name` comes from file:line ``; empty where no file mentions it."""
+        node = self.find(name)
+        if node is None:
+            return ""
+        is_null = isinstance(node, nodes.Scalar) and node.is_null
+        return f"`{name}` {'is unset at' if is_null else 'comes from'} {node.place}"
+
 
 @dataclass(frozen=True)
 class Loaded:

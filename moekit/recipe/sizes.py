@@ -69,8 +69,18 @@ def sizes(recipe: Recipe) -> Sizes | None:
         pipeline=parallel.pipeline_model or 1,
         context=parallel.context or 1,
         expert=parallel.expert_model or 1,
-        expert_tensor=parallel.expert_tensor or tensor,
+        expert_tensor=expert_tensor_ranks(recipe),
         micro_batch_seqs=train.micro_batch_size,
         global_batch_seqs=train.global_batch_size,
         seq_length=recipe.model.seq_length,
     )
+
+
+def expert_tensor_ranks(recipe: Recipe) -> int:
+    """Ranks that share one expert's matrices; unset, the tensor-parallel size (training/arguments.py:569)."""
+    return recipe.parallel.expert_tensor or recipe.parallel.tensor_model or 1
+
+
+def exchange_ranks(recipe: Recipe) -> int:
+    """The ranks between which a token's exchange goes: expert-parallel times expert-tensor-parallel."""
+    return (recipe.parallel.expert_model or 1) * expert_tensor_ranks(recipe)

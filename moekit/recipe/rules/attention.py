@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moekit.recipe.rules.violation import Rule, Target, Violation, listed
+from moekit.recipe.rules.violation import Rule, Target, Violation, divisors, listed
 from moekit.recipe.schema import Recipe
 
 
@@ -33,7 +33,7 @@ def heads_divide_over_tensor_ranks(recipe: Recipe, target: Target) -> Iterator[V
         yield Violation(
             ("parallel.tensor_model", "model.num_attention_heads"),
             f"{heads} attention heads cannot be divided over parallel.tensor_model = {ranks} ranks",
-            f"use one of {_divisors(heads)}",
+            f"use one of {divisors(heads)}",
         )
 
 
@@ -48,7 +48,7 @@ def query_groups_divide_heads(recipe: Recipe, target: Target) -> Iterator[Violat
         yield Violation(
             ("model.num_query_groups", "model.num_attention_heads"),
             f"{groups} query groups do not divide model.num_attention_heads = {heads}",
-            f"use one of {_divisors(heads)}",
+            f"use one of {divisors(heads)}",
         )
 
 
@@ -289,7 +289,3 @@ RULES: tuple[Rule, ...] = (
     context_needs_a_fast_kernel,
     long_sequences_have_no_mask,
 )
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)

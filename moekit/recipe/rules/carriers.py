@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from moekit.recipe.rules.dispatch import flex_library
 from moekit.recipe.rules.violation import Rule, Target, Violation, listed, variable
 from moekit.recipe.schema import Recipe
+from moekit.recipe.sizes import exchange_ranks
 
 _RANKS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
 """Over so many ranks DeepEP has a configuration (48 and 96 came with its 2.0)."""
@@ -20,13 +22,7 @@ def _carrier(recipe: Recipe) -> str | None:
     moe = recipe.moe
     if not moe.num_experts or moe.dispatcher != "flex":
         return None
-    return "deepep" if moe.enable_deepep else moe.flex_dispatcher_backend or "deepep"
-
-
-def _ranks(recipe: Recipe) -> int:
-    """The ranks between which a token's exchange goes: expert-parallel times expert-tensor-parallel."""
-    parallel = recipe.parallel
-    return (parallel.expert_model or 1) * (parallel.expert_tensor or parallel.tensor_model or 1)
+    return flex_library(recipe)
 
 
 def _width(recipe: Recipe) -> tuple[str, int | None]:
@@ -83,7 +79,7 @@ def deepep_is_configured_for_the_ranks(recipe: Recipe, target: Target) -> Iterat
     Megatron, first step: `Unsupported number of EP ranks: 40` (DeepEP 1.2.1, deep_ep/buffer.py:244;
     megatron/core/transformer/moe/fused_a2a.py:48).
     """
-    ranks = _ranks(recipe)
+    ranks = exchange_ranks(recipe)
     if _carrier(recipe) == "deepep" and ranks > 1 and ranks not in _RANKS:
         yield Violation(
             ("moe.dispatcher", "parallel.expert_model", "parallel.expert_tensor"),
@@ -101,9 +97,9 @@ def deepep_stages_a_whole_token(recipe: Recipe, target: Target) -> Iterator[Viol
     field, width = _width(recipe)
     if _carrier(recipe) != "deepep" or width is None or target.gpu.startswith("a"):
         return
-    step, most = (16, 8176) if _ranks(recipe) <= _PEERS else (256, 7936)
+    step, most = (16, 8176) if exchange_ranks(recipe) <= _PEERS else (256, 7936)
     if width > most or width % step:
-        where = "within a node" if _ranks(recipe) <= _PEERS else "between nodes"
+        where = "within a node" if exchange_ranks(recipe) <= _PEERS else "between nodes"
         yield Violation(
             (field, "moe.dispatcher"),
             f"{where} DeepEP carries tokens as wide as a multiple of {step}, up to {most}, and {field} = {width}",
@@ -125,7 +121,7 @@ def hybridep_reads_sixteen_bytes(recipe: Recipe, target: Target) -> Iterator[Vio
             f"HybridEP carries tokens as wide as a multiple of 16, and {field} = {width}",
         )
     domain, count, experts = _domain(recipe, target), recipe.parallel.expert_model or 1, recipe.moe.num_experts or 0
-    near = domain and min(domain, _ranks(recipe)) * (experts // count)
+    near = domain and min(domain, exchange_ranks(recipe)) * (experts // count)
     if near and not experts % count and near % 4:
         yield Violation(
             ("moe.num_experts", "moe.flex_dispatcher_backend"),
@@ -141,7 +137,7 @@ def hybridep_queues_hold_every_token(recipe: Recipe, target: Target) -> Iterator
     csrc/hybrid_ep/buffer/internode_doca.cu:167; Megatron-LM issue 3999).
     """
     model, parallel, domain = recipe.model, recipe.parallel, _domain(recipe, target)
-    if _carrier(recipe) != "hybridep" or not domain or _ranks(recipe) <= domain or target.fabric == "efa":
+    if _carrier(recipe) != "hybridep" or not domain or exchange_ranks(recipe) <= domain or target.fabric == "efa":
         return
     parts = (parallel.context or 1) * (parallel.tensor_model or 1)
     tokens = (model.seq_length or 0) * (recipe.train.micro_batch_size or 0) // parts
@@ -159,7 +155,7 @@ def hybridep_domains_divide_its_ranks(recipe: Recipe, target: Target) -> Iterato
     Megatron, first step: `The number of ranks 8 should be divisible by the number of ranks per node 16`
     (DeepEP's branch hybrid-ep, deep_ep/hybrid_ep_buffer.py; Megatron-Bridge pull request 1948).
     """
-    told, ranks = variable(_DOMAIN, recipe, target), _ranks(recipe)
+    told, ranks = variable(_DOMAIN, recipe, target), exchange_ranks(recipe)
     if _carrier(recipe) != "hybridep" or told is None:
         return
     if not told.isdigit() or int(told) == 0 or ranks % int(told):

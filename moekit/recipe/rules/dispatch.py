@@ -6,15 +6,19 @@ from collections.abc import Iterator
 
 from moekit.recipe.rules.violation import Rule, Target, Violation, is_blackwell
 from moekit.recipe.schema import Recipe
+from moekit.recipe.sizes import exchange_ranks
 
 _WITH_CAPACITY = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none")
 
 
+def flex_library(recipe: Recipe) -> str:
+    """The library that carries the flex dispatcher's tokens."""
+    return "deepep" if recipe.moe.enable_deepep else recipe.moe.flex_dispatcher_backend or "deepep"
+
+
 def _backend(recipe: Recipe) -> str | None:
     """The library that carries tokens; None where the dispatcher asks for none (default `allgather`)."""
-    if recipe.moe.dispatcher != "flex":
-        return None
-    return "deepep" if recipe.moe.enable_deepep else recipe.moe.flex_dispatcher_backend or "deepep"
+    return flex_library(recipe) if recipe.moe.dispatcher == "flex" else None
 
 
 def deepep_rides_on_the_flex_dispatcher(recipe: Recipe, target: Target) -> Iterator[Violation]:
@@ -97,9 +101,8 @@ def libraries_have_ranks_to_reach(recipe: Recipe, target: Target) -> Iterator[Vi
     Megatron, build: `DeepEP dispatcher requires TPxEP > 1`
     (megatron/core/transformer/moe/token_dispatcher.py:1770, 1788).
     """
-    parallel, backend = recipe.parallel, _backend(recipe)
-    ranks = (parallel.expert_model or 1) * (parallel.expert_tensor or parallel.tensor_model or 1)
-    if recipe.moe.num_experts and backend in ("deepep", "ncclep") and ranks == 1:
+    backend = _backend(recipe)
+    if recipe.moe.num_experts and backend in ("deepep", "ncclep") and exchange_ranks(recipe) == 1:
         yield Violation(
             ("moe.dispatcher", "parallel.expert_model", "parallel.expert_tensor"),
             f"`moe.dispatcher: flex` with {backend} needs experts on more than one rank",
@@ -246,8 +249,7 @@ def a_rank_capacity_needs_its_library(recipe: Recipe, target: Target) -> Iterato
     (megatron/core/transformer/transformer_config.py:1694).
     """
     moe = recipe.moe
-    backend = "deepep" if moe.enable_deepep else moe.flex_dispatcher_backend or "deepep"
-    if moe.num_experts and moe.expert_rank_capacity_factor is not None and backend == "deepep":
+    if moe.num_experts and moe.expert_rank_capacity_factor is not None and flex_library(recipe) == "deepep":
         yield Violation(
             ("moe.expert_rank_capacity_factor", "moe.flex_dispatcher_backend"),
             "`moe.expert_rank_capacity_factor` needs `moe.flex_dispatcher_backend` hybridep or ncclep, and not deepep, "

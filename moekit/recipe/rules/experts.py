@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
-from moekit.recipe.rules.violation import Rule, Target, Violation, listed
+from moekit.recipe.rules.violation import Rule, Target, Violation, divisors, listed
 from moekit.recipe.schema import Recipe
-from moekit.recipe.sizes import sizes
-
-
-def expert_tensor_ranks(recipe: Recipe) -> int:
-    """Ranks that share one expert's matrices; unset is the tensor-parallel size (arguments.py:569)."""
-    return recipe.parallel.expert_tensor or recipe.parallel.tensor_model or 1
+from moekit.recipe.sizes import expert_tensor_ranks, sizes
 
 
 def dense_models_say_nothing_of_experts(recipe: Recipe, target: Target) -> Iterator[Violation]:
@@ -90,7 +85,7 @@ def experts_divide_over_ranks(recipe: Recipe, target: Target) -> Iterator[Violat
         yield Violation(
             ("parallel.expert_model", "moe.num_experts"),
             f"{experts} experts cannot be split over parallel.expert_model = {ranks} ranks",
-            f"use one of {listed([d for d in range(1, experts + 1) if experts % d == 0])}",
+            f"use one of {divisors(experts)}",
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from moekit.recipe.rules.violation import Rule, Target, Violation, below, variable
 from moekit.recipe.schema import Recipe
+from moekit.recipe.sizes import expert_tensor_ranks
 
 
 def _one_tensor(recipe: Recipe) -> bool:
@@ -79,7 +80,7 @@ def fused_experts_have_their_kernel(recipe: Recipe, target: Target) -> Iterator[
     if not (recipe.moe.num_experts and recipe.moe.grouped_gemm and recipe.memory.use_transformer_engine_op_fuser):
         return
     gated = model.swiglu or model.quick_geglu
-    ranks = recipe.parallel.expert_tensor or recipe.parallel.tensor_model or 1
+    ranks = expert_tensor_ranks(recipe)
     told = variable("NVTE_CUTEDSL_FUSED_GROUPED_MLP", recipe, target) not in (None, "", "0")
     engine = target.transformer_engine
     older = below(engine, "2.14") and not _one_tensor(recipe)  # else it is said of that

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moekit.problems import shortened
+from moekit.recipe.rules.dispatch import flex_library
 from moekit.recipe.rules.violation import Rule, Target, Violation, is_blackwell, variable
 from moekit.recipe.schema import Recipe
+from moekit.recipe.sizes import exchange_ranks, expert_tensor_ranks
 
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
@@ -127,10 +129,8 @@ def expert_kernels_stay_in_a_node_on_efa(recipe: Recipe, target: Target) -> Iter
     moe, parallel = recipe.moe, recipe.parallel
     if moe.dispatcher != "flex" or target.fabric != "efa":
         return
-    backend = "deepep" if moe.enable_deepep else moe.flex_dispatcher_backend or "deepep"
-    width = parallel.expert_tensor or parallel.tensor_model or 1
-    ranks = (parallel.expert_model or 1) * width
-    if backend in ("deepep", "hybridep") and ranks > target.gpus_per_node:
+    backend, width = flex_library(recipe), expert_tensor_ranks(recipe)
+    if backend in ("deepep", "hybridep") and exchange_ranks(recipe) > target.gpus_per_node:
         sizes = f"`parallel.expert_model: {parallel.expert_model}`"
         sizes += f" times {width} ranks to an expert" * (width > 1)
         yield Violation(

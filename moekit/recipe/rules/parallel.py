@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from moekit.recipe.rules.violation import Rule, Target, Violation, listed
 from moekit.recipe.schema import Recipe
+from moekit.recipe.sizes import exchange_ranks
 
 
 def the_world_is_given(recipe: Recipe, target: Target) -> Iterator[Violation]:
@@ -28,8 +29,7 @@ def _layout(recipe: Recipe) -> tuple[int, int, int, int]:
 def _expert_copies(recipe: Recipe) -> int:
     """Copies of the experts in the world (0 where it is no multiple); of a dense model too (parallel_state.py:872)."""
     parallel = recipe.parallel
-    whole = parallel.expert_tensor or parallel.tensor_model or 1
-    copies, rest = divmod(parallel.gpus or 0, whole * (parallel.expert_model or 1) * (parallel.pipeline_model or 1))
+    copies, rest = divmod(parallel.gpus or 0, exchange_ranks(recipe) * (parallel.pipeline_model or 1))
     return 0 if rest else copies
 
 

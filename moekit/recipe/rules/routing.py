@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from moekit.recipe.rules.violation import Rule, Target, Violation, below
 from moekit.recipe.schema import Recipe
+from moekit.recipe.sizes import exchange_ranks
 
 
 def topk_is_among_the_experts(recipe: Recipe, target: Target) -> Iterator[Violation]:
@@ -184,11 +185,11 @@ def a_limit_of_groups_saves_traffic(recipe: Recipe, target: Target) -> Iterator[
 
     Megatron, never: it chooses among fewer experts and sends as much (handbook 3.7).
     """
-    parallel, sizes = recipe.parallel, _groups(recipe)
+    sizes = _groups(recipe)
     used = recipe.balance.type not in (("quantile_balancing",), ("sinkhorn",))
     if sizes is None or not used or not sizes[1] <= sizes[2] <= sizes[0] * sizes[1]:
         return
-    ranks = (parallel.expert_model or 1) * (parallel.expert_tensor or parallel.tensor_model or 1)
+    ranks = exchange_ranks(recipe)
     if ranks <= target.gpus_per_node:
         why = f"all experts lie within one node ({ranks} ranks)"
     elif recipe.moe.dispatcher != "flex":

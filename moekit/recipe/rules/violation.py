@@ -69,6 +69,11 @@ def listed(words: list[int] | list[str] | tuple[str, ...]) -> str:
     return ", ".join(str(word) for word in words)
 
 
+def divisors(number: int) -> str:
+    """`1, 2, 4` of 4, for a hint."""
+    return listed([divisor for divisor in range(1, number + 1) if number % divisor == 0])
+
+
 def is_blackwell(target: Target) -> bool:
     """Whether the GPUs have compute capability 10: B200, B300 and their Grace boards."""
     return target.gpu.startswith(("b", "gb"))
