@@ -16,13 +16,23 @@ from moekit.recipe.load import load
 
 def few_steps(here: Path, changes: list[str], base: str = "tiny_dense.yaml") -> list[Verdict]:
     """What stage `step` says to each change of a recipe that a CPU trains; none is refused before it."""
+    return steps_of(here, *((base, change) for change in changes))
+
+
+def steps_of(here: Path, *changes: tuple[str, str]) -> list[Verdict]:
+    """`few_steps` of changes of several recipes, each with its base."""
     questions = []
-    for index, change in enumerate(changes):
+    for index, (base, change) in enumerate(changes):
         path = Case(base).write(here / f"harm{index}.yaml", change)
         questions.append(question(load(str(path)).recipe, find_cluster(), ("step",)))
     verdicts = [answer[-1] for answer in judge_all(questions)]
     assert [verdict.answer for verdict in verdicts] == ["passed"] * len(changes), verdicts
     return verdicts
+
+
+def numbers_of(here: Path, *changes: tuple[str, str]) -> list[tuple[object, object]]:
+    """The losses and gradient norms of `steps_of`, exactly as Megatron has them."""
+    return [(verdict.losses, verdict.grad_norms) for verdict in steps_of(here, *changes)]
 
 
 def in_megatron(here: Path, program: str) -> str:

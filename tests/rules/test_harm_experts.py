@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from few_steps import few_steps
+from harm import numbers_of
 
 pytestmark = pytest.mark.megatron
 
 
 def test_a_pattern_of_zeros_is_a_dense_model(here: Path) -> None:
-    zeros, dense = few_steps(here, ("tiny_moe.yaml", "moe: {layer_freq: '[0]*2'}\n"), ("tiny_dense.yaml", ""))
+    zeros, dense = numbers_of(here, ("tiny_moe.yaml", "moe: {layer_freq: '[0]*2'}\n"), ("tiny_dense.yaml", ""))
     assert zeros == dense
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from few_steps import few_steps
+from harm import numbers_of
 
 pytestmark = pytest.mark.megatron
 
@@ -40,7 +40,7 @@ def test_experts_outside_the_chosen_groups_spoil_the_weights() -> None:
 
 @pytest.mark.parametrize("method", ["quantile_balancing", "sinkhorn", "none"])
 def test_a_method_in_a_list_is_left_off(method: str, here: Path) -> None:
-    listed, without = few_steps(
+    listed, without = numbers_of(
         here,
         (MOE, f"balance: {{type: [aux_loss, {method}], aux_loss_coeff: [1e-2, 0]}}\n"),
         (MOE, "balance: {type: aux_loss, aux_loss_coeff: 1e-2}\n"),
@@ -49,7 +49,7 @@ def test_a_method_in_a_list_is_left_off(method: str, here: Path) -> None:
 
 
 def test_a_method_said_twice_counts_once(here: Path) -> None:
-    twice, once = few_steps(
+    twice, once = numbers_of(
         here,
         (MOE, "balance: {type: [aux_loss, aux_loss], aux_loss_coeff: [1e-2, 5]}\n"),
         (MOE, "balance: {type: aux_loss, aux_loss_coeff: 1e-2}\n"),
@@ -58,7 +58,7 @@ def test_a_method_said_twice_counts_once(here: Path) -> None:
 
 
 def test_quantiles_of_memory_alone_balance_nothing(here: Path) -> None:
-    memory, none, quantiles = few_steps(
+    memory, none, quantiles = numbers_of(
         here,
         (MOE, "balance: {type: quantile_balancing, aux_loss_coeff: null, quantile_balancing_ema: 1}\n"),
         (MOE, "balance: {type: none, aux_loss_coeff: null}\n"),
@@ -104,7 +104,7 @@ def test_fp16_counts_of_a_whole_step_balance_nothing(kind: str, directions: int)
 def test_forced_routing_does_not_look_at_the_router(forced: str, here: Path) -> None:
     """Noise on the router's input changes the first loss, unless routing is forced."""
     noise = "router: {input_jitter_eps: 0.5}\n"
-    free, noisy, random, noisy_random = few_steps(
+    free, noisy, random, noisy_random = numbers_of(
         here,
         (MOE, ""),
         (MOE, noise),

@@ -13,9 +13,11 @@ import pytest
 from cases import BROKEN, FINE, Case, label
 
 from moekit.launch.cluster import Cluster, find_cluster
+from moekit.launch.judges import CAPABILITIES
 from moekit.launch.rundir import run_arguments
 from moekit.launch.script import environment
 from moekit.megatron.flags import argv
+from moekit.megatron.judgement import shown_stage
 from moekit.megatron.real import Verdict, judge_all
 from moekit.megatron.stages import STAGES, Question
 from moekit.problems import MoekitError
@@ -25,16 +27,13 @@ from moekit.recipe.schema import Recipe
 
 pytestmark = pytest.mark.megatron
 
-CAPABILITY = {"a100": (8, 0), "h100": (9, 0), "h200": (9, 0), "b300": (10, 3), "gb300": (10, 3)}
-"""Of each GPU model that is not Blackwell's first, (10, 0)."""
-
 
 def question(recipe: Recipe, cluster: Cluster, stages: tuple[str, ...]) -> Question:
     variables = {name: value for name, value in environment(recipe, cluster).items() if value is not None}
     return Question(
         argv=argv(run_arguments(recipe, "run", "/shared", resume=False)),
         world_size=recipe.parallel.gpus or 1,
-        capability=CAPABILITY.get(cluster.gpu, (10, 0)),
+        capability=CAPABILITIES[cluster.gpu],
         transformer_engine=cluster.transformer_engine,
         environment=variables,
         stages=stages,
@@ -59,7 +58,7 @@ def verdicts(cases: list[Case], change: str, here: Path) -> list[list[Verdict]]:
 
 def told(verdict: Verdict) -> str:
     """The stage of the rules' docstrings that a stage of the real thing is."""
-    return {"container": "config", "step": "first step"}.get(verdict.stage, verdict.stage)
+    return "first step" if verdict.stage == "step" else shown_stage(verdict.stage)
 
 
 def test_megatron_refuses_what_the_rules_refuse_where_they_say(here: Path) -> None:
