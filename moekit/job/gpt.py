@@ -13,10 +13,11 @@ from functools import partial
 from typing import Any
 
 _LOADED = time.time()
-_REFUSED = (
+OF_A_CHECKOUT = (
     *("sft", "fim_data", "per_dataset_sequences_path", "dataloader_inter_document_masking"),
     *("hybrid_context_parallel", "logits_load_dir"),
 )
+"""Arguments that only the script of a Megatron-LM checkout looks at."""
 _BATCH = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids")
 
 
@@ -30,7 +31,7 @@ def main() -> None:
     set_startup_timestamps(program_start=_LOADED, main_entry=time.time())
     train, store = inprocess_restart.maybe_wrap_for_inprocess_restart(pretrain)
     args = parse_and_validate_args(args_defaults={"tokenizer_type": "GPT2BPETokenizer"})
-    if refused := [f"`--{name.replace('_', '-')}`" for name in _REFUSED if getattr(args, name, None)]:
+    if refused := [f"`--{name.replace('_', '-')}`" for name in OF_A_CHECKOUT if getattr(args, name, None)]:
         what = f"{', '.join(refused)}: the installed megatron-core would ignore this"
         raise SystemExit(f"{what}; a Megatron-LM checkout (MOEKIT_MEGATRON) runs it")
     config = pretrain_cfg_container_from_args(args, model_config(args))

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from moekit.job import gpt
 from moekit.megatron.cpu_limits import cpu_limits
 from moekit.megatron.stages import FUSIONS
 
@@ -76,12 +77,7 @@ _NO_STEP = (
     ("save_activations_interval", "activation dumps", "they look for Transformer Engine's layers"),
     ("save_dgrads_interval", "activation dumps", "they look for Transformer Engine's layers"),
     ("perform_rl_step", "reinforcement learning", "it needs an inference engine"),
-    ("sft", "training script", "it takes the script of a Megatron-LM checkout"),
-    ("fim_data", "training script", "it takes the script of a Megatron-LM checkout"),
-    ("hybrid_context_parallel", "training script", "it takes the script of a Megatron-LM checkout"),
-    ("logits_load_dir", "training script", "it takes the script of a Megatron-LM checkout"),
-    ("dataloader_inter_document_masking", "training script", "it takes the script of a Megatron-LM checkout"),
-    ("per_dataset_sequences_path", "training script", "it takes the script of a Megatron-LM checkout"),
+    *((dest, "training script", "it takes the script of a Megatron-LM checkout") for dest in gpt.OF_A_CHECKOUT),
 )
 
 
@@ -110,7 +106,7 @@ def step(args: Any, folder: Path) -> Steps:
     from megatron.training.argument_utils import pretrain_cfg_container_from_args
     from megatron.training.global_vars import set_global_variables
 
-    from moekit.job import cuda_on_cpu, gpt
+    from moekit.job import cuda_on_cpu
 
     os.chdir(folder)
     torch.set_num_threads(1)

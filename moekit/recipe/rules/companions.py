@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from moekit.problems import Level
 from moekit.recipe.rules.violation import Rule, Target, Violation
@@ -23,9 +24,7 @@ def fields_have_the_value_they_work_with(recipe: Recipe, target: Target) -> Iter
     Megatron, never: what is trained is not what the recipe seems to say (seen on a CPU: three steps are the same bits).
     """
     for name, (needed, value) in VALUES.items():
-        section, _, field = needed.partition(".")
-        found = getattr(getattr(recipe, section), field)
-        if _said(recipe, name) and found != value:
+        if _said(recipe, name) and _value(recipe, needed) != value:
             shown = value[0] if isinstance(value, tuple) else value
             yield Violation(
                 (name, needed),
@@ -96,9 +95,13 @@ def _alone(recipe: Recipe, companions: Mapping[str, str], level: Level = "error"
             )
 
 
-def _said(recipe: Recipe, name: str) -> bool:
+def _value(recipe: Recipe, name: str) -> Any:
     section, _, field = name.partition(".")
-    value, pattern = getattr(getattr(recipe, section), field), recipe.model.hybrid_layer_pattern
+    return getattr(getattr(recipe, section), field)
+
+
+def _said(recipe: Recipe, name: str) -> bool:
+    value, pattern = _value(recipe, name), recipe.model.hybrid_layer_pattern
     if name == "model.mtp_num_layers" and pattern is not None and pattern.depths:
         return True
     return value > 1 if name == "parallel.pipeline_model" and value else value not in (None, False)
