@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
+import re
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from moekit import __version__
-from moekit.problems import MoekitError, print_problems
+from moekit.problems import MoekitError, error, print_problems
 
 ROOMS = {
     "check": "moekit.recipe.commands",
@@ -47,7 +51,15 @@ class Rooms(TyperGroup):
         wanted = typer.Typer()  # with this command alone: typer takes every function of an app apart
         wanted.registered_commands = [info for info in room.registered_commands if info.name == name]
         wanted.registered_groups = [info for info in room.registered_groups if info.name == name]
-        return typer.main.get_group(wanted).commands[name]
+        command = typer.main.get_group(wanted).commands[name]
+        _unwrap(command)
+        return command
+
+
+def _unwrap(command: Any) -> None:
+    """Make each paragraph of a command's help one line: typer keeps a docstring's line ends, wherever they fall."""
+    for one in (command, *getattr(command, "commands", {}).values()):
+        one.help = re.sub(r"(?<!\n)\n(?!\n)", " ", one.help or "")
 
 
 app = typer.Typer(cls=Rooms, add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
@@ -73,10 +85,32 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # data is UTF-8 whatever the terminal is, file names as they are
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     try:
-        app()
+        _run()
     except MoekitError as refused:
         print_problems(refused.problems)
         sys.exit(1)
+
+
+def _run() -> None:
+    """Run the command and see its output out; a machine that gives out is a message as well."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise error("the working directory is not there any more", "`cd` to one that is") from None
+    try:
+        try:
+            app()
+        finally:
+            if sys.stdout:  # none where the caller closed it
+                sys.stdout.flush()
+    except OSError as reason:
+        if reason.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EPIPE):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still to be printed
+        if reason.errno == errno.EPIPE:
+            sys.exit(1)  # its reader wants no more
+        where = f" `{reason.filename}`" if reason.filename else ""
+        raise error(f"cannot write{where}: {os.strerror(reason.errno).lower()}") from None
 
 
 if __name__ == "__main__":

@@ -212,9 +212,10 @@ def new(
         raise error(f"a recipe cannot be named `{shortened(name)}`", hint)
     load(base)
     inherited = base if not Path(base).is_file() else os.path.relpath(base, path.parent)
+    quoted = shlex.quote(str(path))
     text = (
         f"{schema_line(path)}\nbase: {json.dumps(inherited)}\nsummary: what this run is for\n\n"
-        f"# Only what differs from {base}; `moekit show {path}` prints the whole.\n"
+        f"# Only what differs from {base}; `moekit show {quoted}` prints the whole.\n"
     )
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -225,7 +226,7 @@ def new(
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)  # a full disk takes the name and not the text
         raise error(f"cannot write `{path}`: {(reason.strerror or str(reason)).lower()}") from None
-    print(f"{path} written; check it with `moekit check {path}`", file=sys.stderr)
+    print(f"{path} written; check it with `moekit check {quoted}`", file=sys.stderr)
 
 
 def schema_line(path: Path) -> str:

@@ -136,6 +136,13 @@ def test_new_from_a_file_finds_it_from_another_folder(run: Run, tmp_path: Path) 
     assert run("check", "sub/child.yaml", cwd=tmp_path)[0] == 0
 
 
+def test_new_in_a_folder_with_a_space_says_commands_that_can_be_pasted(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "my runs").mkdir()
+    code, _, err = run("new", "my runs/mine", cwd=tmp_path)
+    assert (code, err) == (0, "my runs/mine.yaml written; check it with `moekit check 'my runs/mine.yaml'`\n")
+    assert "`moekit show 'my runs/mine.yaml'`" in (tmp_path / "my runs/mine.yaml").read_text()
+
+
 def test_new_never_overwrites(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("summary: precious\n")
     code, _, err = run("new", "mine", cwd=tmp_path)
@@ -191,6 +198,44 @@ def test_output_is_utf_8_whatever_the_terminal_is(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=True, timeout=60)
     assert done.stdout.decode().splitlines()[0].split() == ["summary", "naïve", "世界", "x.yaml:1"]
+
+
+@pytest.mark.parametrize("words", [["show", "dense"], ["check", "dense", "--json"]], ids=["much", "little"])
+def test_a_full_disk_behind_the_output_is_a_message(words: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "moekit", *words]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "error: cannot write: no space left on device\n")
+
+
+@pytest.mark.parametrize("words", [["schema"], ["--version"]], ids=["much", "little"])
+def test_a_reader_that_has_enough_is_no_error(words: list[str], tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "moekit", *words]
+    try:
+        done = subprocess.run(command, cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_working_directory_that_is_gone_is_a_message(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = f"rmdir {gone}; exec {sys.executable} -c 'from moekit.cli import main; main()' check dense"
+    done = subprocess.run(["bash", "-c", script], cwd=gone, capture_output=True, text=True, timeout=60, check=False)
+    told = "error: the working directory is not there any more\n    hint: `cd` to one that is\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", told)
+
+
+@pytest.mark.parametrize("words", [["check"], ["launch"], ["megatron", "table"]], ids=lambda words: words[-1])
+def test_help_fills_its_lines(words: list[str], run: Run) -> None:
+    """Each line but a paragraph's last is as long as the next word allows."""
+    _, out, _ = run(*words, "--help")
+    lines = [line.strip() for line in out.partition("╭")[0].splitlines()]
+    for line, after in zip(lines, lines[1:], strict=False):
+        assert not after or not line or len(line) + len(after.split()[0]) >= 76, line
 
 
 def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
