@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -234,7 +235,7 @@ def test_help_fills_its_lines(words: list[str], run: Run) -> None:
     """Each line but a paragraph's last is as long as the next word allows."""
     _, out, _ = run(*words, "--help")
     lines = [line.strip() for line in out.partition("╭")[0].splitlines()]
-    for line, after in zip(lines, lines[1:], strict=False):
+    for line, after in pairwise(lines):
         assert not after or not line or len(line) + len(after.split()[0]) >= 76, line
 
 
