@@ -64,14 +64,19 @@ def install(checkout: str | None) -> list[dict[str, str]]:
     import cuda_on_cpu  # type: ignore[import-not-found]
     import fixes  # type: ignore[import-not-found]
     import hooks  # type: ignore[import-not-found]
+    import local_hybrid  # type: ignore[import-not-found]
     import torch
 
     installed = []
-    if os.environ.get("MOEKIT_DEVICE") == "cpu" and not torch.cuda.is_available():
+    on_cpu = os.environ.get("MOEKIT_DEVICE") == "cpu" and not torch.cuda.is_available()
+    if on_cpu:
         cuda_on_cpu.install()
         installed.append(cuda_on_cpu.INSTALLED)
     if checkout is not None:
         sys.path.insert(0, checkout)  # after our own imports: the checkout's modules may have the names of ours
+    if on_cpu and local_hybrid.is_asked_for(sys.argv):
+        local_hybrid.install()
+        installed.append(local_hybrid.INSTALLED)
     last_iters = int(os.environ.get("MOEKIT_ROUTING_TRACE_LAST_ITERS") or 0)
     return [*installed, *fixes.install(), *hooks.install(last_iters)]
 

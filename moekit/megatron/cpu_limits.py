@@ -145,14 +145,6 @@ _LIMITS: list[tuple[Limit, Callable[[Values], bool]]] = [
         ),
         lambda values: not _hybrid_pattern(values) <= _WITH_LOCAL_LAYERS,
     ),
-    (
-        Limit(
-            "hybrid stack",
-            "its layers are Transformer Engine's (core/models/hybrid/hybrid_layer_specs.py)",
-            "replaced",
-        ),
-        lambda values: bool(_hybrid_pattern(values)) and _hybrid_pattern(values) <= _WITH_LOCAL_LAYERS,
-    ),
     (Limit("CUDA graphs", "a CPU has none", "impossible"), _cuda_graphs),
     (
         Limit(

@@ -67,8 +67,7 @@ class Parameters:
 
 def load(capability: tuple[int, int] = (9, 0)) -> None:
     """Import torch and Megatron, seconds; tensors that Megatron puts on a GPU go to the meta device from here on."""
-    from moekit.job import cuda_on_cpu
-    from moekit.megatron import local_hybrid
+    from moekit.job import cuda_on_cpu, local_hybrid
 
     cuda_on_cpu.install(device="meta", capability=capability)
     import megatron.training.argument_utils

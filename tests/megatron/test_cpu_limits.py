@@ -24,7 +24,6 @@ ASKED_FOR = {
         "--hybrid-layer-pattern ME*E",
         "--hybrid-override-pattern *E/*E",
     ],
-    "hybrid stack": ["--hybrid-layer-pattern *E*-"],
     "CUDA graphs": ["--cuda-graph-impl local", "--enable-cuda-graph", "--external-cuda-graph"],
     "MoE with tensor parallel": ["--num-experts 8 --tensor-model-parallel-size 2"],
     "FP8": ["--fp8-format hybrid"],
@@ -61,6 +60,7 @@ def test_what_runs_on_a_cpu_meets_no_limit() -> None:
     )
     switched_off = "--tensor-model-parallel-size 1 --sequence-parallel --context-parallel-size 1 --cuda-graph-impl none"
     assert features([*ON_A_CPU.split(), *moe.split(), *switched_off.split()]) == []
+    assert features([*ON_A_CPU.split(), *moe.split(), "--hybrid-layer-pattern", "*E*-"]) == []
 
 
 @pytest.mark.parametrize("feature", ASKED_FOR)

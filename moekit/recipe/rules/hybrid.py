@@ -146,9 +146,12 @@ def a_pattern_places_the_experts(recipe: Recipe, target: Target) -> Iterator[Vio
 def a_hybrid_stack_is_transformer_engines(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """There is one specification of its layers, of Transformer Engine's.
 
+    On a CPU moekit builds the stack of Megatron's local layers.
+
     Megatron, never: `transformer_impl` picks a GPT's layers (megatron/training/models/hybrid.py:152).
     """
-    if recipe.model.hybrid_layer_pattern and recipe.model.transformer_impl == "local":
+    local = recipe.model.transformer_impl == "local" and recipe.runtime.device != "cpu"
+    if recipe.model.hybrid_layer_pattern and local:
         yield Violation(
             ("model.transformer_impl", PATTERN),
             "`transformer_impl: local` does nothing: a hybrid stack is of Transformer Engine's layers",

@@ -1,13 +1,26 @@
 """Hybrid stacks of Megatron's local layers: its own specification has only Transformer Engine's, which no CPU has.
 
-Attention, dense and expert layers; Mamba, gated delta net and latent attention have no local layers. Like
-`moekit.megatron.stages`, this changes its process for good. Line numbers are megatron-core 0.19.2's.
+Attention, dense and expert layers; Mamba, gated delta net and latent attention have no local layers. This changes its
+process for good. Line numbers are megatron-core 0.19.2's.
 """
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any
+
+INSTALLED = {
+    "name": "local_hybrid",
+    "why": "hybrid stacks are built of Megatron's local layers: Transformer Engine's, their only ones, need a GPU",
+    "source": "megatron/core/models/hybrid/hybrid_layer_specs.py: hybrid_stack_spec",
+}
+
+
+def is_asked_for(argv: list[str]) -> bool:
+    """Whether Megatron's arguments have a layer pattern, its only sign of a hybrid stack."""
+    return any(
+        argument.partition("=")[0] in ("--hybrid-layer-pattern", "--hybrid-override-pattern") for argument in argv
+    )
 
 
 def install() -> None:
