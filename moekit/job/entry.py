@@ -66,6 +66,7 @@ def install(checkout: str | None) -> list[dict[str, str]]:
     import hooks  # type: ignore[import-not-found]
     import local_hybrid  # type: ignore[import-not-found]
     import torch
+    import upcycling  # type: ignore[import-not-found]
 
     installed = []
     on_cpu = os.environ.get("MOEKIT_DEVICE") == "cpu" and not torch.cuda.is_available()
@@ -78,7 +79,7 @@ def install(checkout: str | None) -> list[dict[str, str]]:
         local_hybrid.install()
         installed.append(local_hybrid.INSTALLED)
     last_iters = int(os.environ.get("MOEKIT_ROUTING_TRACE_LAST_ITERS") or 0)
-    return [*installed, *fixes.install(), *hooks.install(last_iters)]
+    return [*installed, *fixes.install(), *upcycling.install(), *hooks.install(last_iters)]
 
 
 if __name__ == "__main__":
