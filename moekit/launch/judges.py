@@ -21,8 +21,9 @@ from moekit.megatron.dump import checkout
 from moekit.megatron.flags import argv
 from moekit.megatron.in_image import NO_MEGATRON
 from moekit.megatron.installed import Judge, find_judge
-from moekit.megatron.real import Verdict, judge_all, verdict_of
+from moekit.megatron.real import judge_all
 from moekit.megatron.stages import STAGES, Question
+from moekit.megatron.verdict import Verdict, verdict_of
 from moekit.problems import error
 from moekit.recipe.load import Loaded
 from moekit.recipe.schema import Recipe

@@ -11,8 +11,8 @@ from moekit.launch import judges
 from moekit.launch.cluster import Cluster
 from moekit.megatron.installed import Judge
 from moekit.megatron.judgement import fair, problem_of, summary
-from moekit.megatron.real import Verdict
 from moekit.megatron.stages import Question
+from moekit.megatron.verdict import Verdict
 from moekit.problems import Problem
 from moekit.recipe.load import Loaded
 

@@ -9,8 +9,8 @@ from functools import cache
 
 from moekit.megatron.flags import arguments
 from moekit.megatron.installed import Judge
-from moekit.megatron.real import Verdict
 from moekit.megatron.table import check, load, shipped
+from moekit.megatron.verdict import Verdict
 from moekit.problems import Problem
 from moekit.recipe.load import Loaded, fields_by_option
 from moekit.recipe.nodes import Scalar

@@ -9,50 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import io
-import linecache
 import os
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from moekit.megatron import step
 from moekit.megatron.cpu_limits import cpu_limits
 from moekit.megatron.forks import ServerError, ask_each, in_a_fork, serve
 from moekit.megatron.in_image import NO_MEGATRON
-from moekit.megatron.names import names_at
-from moekit.megatron.stages import RUNNERS, STAGES, Parameters, Question, Run
+from moekit.megatron.stages import RUNNERS, STAGES, Question, Run
+from moekit.megatron.verdict import Verdict, refusal, verdict_of
 from moekit.problems import error
 
-Answer = Literal["passed", "refused", "not_judged"]
-
 STAGES_LIMIT_S, STEP_LIMIT_S = 120.0, 60.0
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What one stage of Megatron says."""
-
-    stage: str
-    """One of `moekit.megatron.stages.STAGES`, or `step`."""
-    answer: Answer
-    message: str = ""
-    """Megatron's own words where it refuses (of a bare assert the source line), the reason where it is not judged."""
-    place: str = ""
-    """Where it refuses, `core/transformer/transformer_config.py:2621`; empty for the parser."""
-    feature: str = ""
-    """What is not judged."""
-    parameters: Parameters | None = None
-    """Of stage `build` where a model is built and one tensor- and pipeline-parallel rank holds it all."""
-    names: tuple[str, ...] = ()
-    """Dests and config fields that the refusing statement and the `if`s around it read, nearest first."""
-    losses: tuple[float, ...] | None = None
-    """Of stage `step`: each iteration's, to the last bit; empty where the last pipeline stage is another rank's."""
-    grad_norms: tuple[float, ...] | None = None
-    """Of stage `step`, likewise."""
 
 
 def judge(
@@ -117,13 +90,6 @@ def _cores() -> int:
     return min(8, len(os.sched_getaffinity(0)))
 
 
-def verdict_of(fields: dict[str, Any]) -> Verdict:
-    """The verdict that `answer` gave, from its JSON values."""
-    parameters = fields.pop("parameters")
-    tuples = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-    return Verdict(**{**fields, **tuples}, parameters=Parameters(**parameters) if parameters else None)
-
-
 # Below: inside the process that has Megatron.
 
 
@@ -184,7 +150,7 @@ def _step(question: Question, folder: Path) -> Verdict:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             steps = step.step(run.args, folder)
     except (Exception, SystemExit) as problem:
-        verdict = _refusal("step", problem, printed.getvalue())
+        verdict = refusal("step", problem, printed.getvalue())
         feature = step.cpu_lacks(problem)
         return replace(verdict, answer="not_judged", feature=feature) if feature else verdict
     return Verdict("step", "passed", losses=tuple(steps.losses), grad_norms=tuple(steps.grad_norms))
@@ -213,43 +179,13 @@ def _run_stage(stage: str, run: Run) -> Verdict:
     except (Exception, SystemExit) as problem:
         if isinstance(problem, SystemExit) and not problem.code:
             return Verdict(stage, "refused", "ends Megatron without training")  # --help
-        verdict = _refusal(stage, problem, printed.getvalue())
+        verdict = refusal(stage, problem, printed.getvalue())
         if feature := step.cpu_lacks(problem):
             return replace(verdict, answer="not_judged", feature=feature)
         if stage == "build" and not isinstance(problem, AssertionError | ValueError):
             return replace(verdict, answer="not_judged", feature="a model of the local layers")
         return verdict
     return Verdict(stage, "passed", parameters=parameters)
-
-
-def _refusal(stage: str, problem: BaseException, printed: str) -> Verdict:
-    message = _message(problem, printed)
-    if isinstance(problem, SystemExit):
-        return Verdict(stage, "refused", message)
-    frame = _frame(problem)
-    place = f"{frame.filename.rpartition('/megatron/')[2]}:{frame.lineno}"
-    return Verdict(stage, "refused", message, place, names=names_at(frame.filename, frame.lineno or 0))
-
-
-def _message(problem: BaseException, printed: str) -> str:
-    """Megatron's words: argparse's last line, an exception's text, or the source of a bare assert."""
-    if isinstance(problem, SystemExit):
-        last = (printed.strip().splitlines() or [str(problem)])[-1]
-        return last.removeprefix("pretrain_gpt.py: error: ")
-    text = str(problem).strip()
-    if isinstance(problem, AssertionError | ValueError | RuntimeError) and text:
-        return text
-    if isinstance(problem, AssertionError):
-        frame = _frame(problem)
-        first, last_line = frame.lineno or 0, frame.end_lineno or frame.lineno or 0
-        return " ".join(linecache.getline(frame.filename, line).strip() for line in range(first, last_line + 1))
-    return f"{type(problem).__name__}: {text}"
-
-
-def _frame(problem: BaseException) -> traceback.FrameSummary:
-    """The innermost frame of Megatron's."""
-    frames = traceback.extract_tb(problem.__traceback__)
-    return [frame for frame in frames if "/megatron/" in frame.filename and "/moekit/" not in frame.filename][-1]
 
 
 def main(sockets: list[str]) -> None:

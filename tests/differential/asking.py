@@ -14,8 +14,9 @@ from pathlib import Path
 from judged import as_json, from_json
 
 import moekit.megatron
-from moekit.megatron.real import Verdict, judge_each
+from moekit.megatron.real import judge_each
 from moekit.megatron.stages import Question
+from moekit.megatron.verdict import Verdict
 
 
 class Answers:

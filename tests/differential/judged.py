@@ -10,8 +10,8 @@ from typing import Any, Literal
 from generate import MEGATRON, Values, cluster, fields, loaded
 
 from moekit.launch.judges import questions
-from moekit.megatron.real import Verdict
 from moekit.megatron.stages import Question
+from moekit.megatron.verdict import Verdict
 from moekit.recipe.check import problems_of
 from moekit.recipe.cpu import cpu_problems
 from moekit.recipe.load import Loaded

@@ -11,7 +11,7 @@ from typing import Any
 from generate import Case, Values, fields
 from judged import DISAGREEMENTS, Finding, Kind, Refusal
 
-from moekit.megatron.real import Verdict
+from moekit.megatron.verdict import Verdict
 from moekit.recipe.rules import RULES
 
 LEAST_CHANGES_OF_A_FIELD = 20

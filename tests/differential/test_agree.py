@@ -16,7 +16,7 @@ from shrink import differences, shrunk
 from tally import LEAST_CHANGES_OF_A_FIELD, field_of, summary
 from words import VARIABLES, WORDS
 
-from moekit.megatron.real import Verdict
+from moekit.megatron.verdict import Verdict
 from moekit.recipe.check import problems_of
 from moekit.recipe.load import load
 from moekit.recipe.values import plain_values

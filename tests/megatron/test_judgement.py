@@ -10,10 +10,10 @@ import pytest
 
 from moekit.megatron.installed import Judge
 from moekit.megatron.judgement import CALLED, fair, fields_of, problem_of, summary
-from moekit.megatron.real import Verdict
 from moekit.megatron.stages import STAGES
 from moekit.megatron.table import load as load_table
 from moekit.megatron.table import shipped
+from moekit.megatron.verdict import Verdict
 from moekit.problems import format_problem
 from moekit.recipe.load import Loaded, load
 

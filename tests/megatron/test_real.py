@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from moekit.megatron.real import Verdict, _until_it_ends, judge, judge_all
+from moekit.megatron.real import _until_it_ends, judge, judge_all
 from moekit.megatron.stages import STAGES, Parameters, Question
 from moekit.megatron.table import check, load
+from moekit.megatron.verdict import Verdict
 from moekit.problems import MoekitError
 
 # Handbook 2.4: the dense model on one node of eight GPUs, with the decay length that WSD needs.

@@ -17,10 +17,11 @@ from moekit.launch.cluster import find_cluster
 from moekit.launch.judges import questions
 from moekit.launch.rundir import run_arguments
 from moekit.megatron.flags import argv
-from moekit.megatron.real import Verdict, judge_all
+from moekit.megatron.real import judge_all
 from moekit.megatron.stages import Parameters, Question
 from moekit.megatron.table import check, parse_values
 from moekit.megatron.table import load as load_table
+from moekit.megatron.verdict import Verdict
 from moekit.recipe.load import load
 from moekit.recipe.patterns import LayerPattern
 

@@ -8,8 +8,9 @@ import pytest
 from test_real import edit
 from tiny_moe import TINY_MOE
 
-from moekit.megatron.real import Verdict, judge_all
+from moekit.megatron.real import judge_all
 from moekit.megatron.stages import STAGES, Question
+from moekit.megatron.verdict import Verdict
 
 pytestmark = pytest.mark.megatron
 

@@ -11,8 +11,9 @@ from counting import Count, count
 from moekit import share
 from moekit.launch.cluster import find_cluster
 from moekit.launch.judges import questions
-from moekit.megatron.real import Verdict, judge_all
+from moekit.megatron.real import judge_all
 from moekit.megatron.stages import Parameters, Question
+from moekit.megatron.verdict import Verdict
 from moekit.recipe.load import load
 
 

@@ -10,7 +10,8 @@ from cases import Case
 from test_rules_real import question
 
 from moekit.launch.cluster import find_cluster
-from moekit.megatron.real import Verdict, judge_all
+from moekit.megatron.real import judge_all
+from moekit.megatron.verdict import Verdict
 from moekit.recipe.load import load
 
 

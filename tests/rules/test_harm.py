@@ -15,8 +15,9 @@ from cases import BROKEN, HERE, Case, label
 from test_rules_real import question
 
 from moekit.launch.cluster import find_cluster
-from moekit.megatron.real import Verdict, judge_all
+from moekit.megatron.real import judge_all
 from moekit.megatron.stages import Question
+from moekit.megatron.verdict import Verdict
 from moekit.recipe.load import load
 from moekit.recipe.schema import Recipe
 

@@ -18,8 +18,9 @@ from moekit.launch.rundir import run_arguments
 from moekit.launch.script import environment
 from moekit.megatron.flags import argv
 from moekit.megatron.judgement import shown_stage
-from moekit.megatron.real import Verdict, judge_all
+from moekit.megatron.real import judge_all
 from moekit.megatron.stages import STAGES, Question
+from moekit.megatron.verdict import Verdict
 from moekit.problems import MoekitError
 from moekit.recipe.load import load
 from moekit.recipe.rules import stage_of

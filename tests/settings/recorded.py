@@ -13,7 +13,7 @@ from moekit import share
 from moekit.launch.cluster import find_cluster
 from moekit.launch.judges import ask_here, questions
 from moekit.megatron.judgement import fair
-from moekit.megatron.real import Verdict
+from moekit.megatron.verdict import Verdict
 from moekit.recipe.load import load
 
 FILE = Path(__file__).parent / "recorded.yaml"

@@ -12,7 +12,7 @@ import recorded
 from differences import base_name, base_of
 
 from moekit.launch.judges import MADE_UP_VOCABULARY
-from moekit.megatron.real import Verdict
+from moekit.megatron.verdict import Verdict
 from moekit.recipe.load import load
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
