@@ -1,0 +1,1 @@
+"""A recipe's own run, made small, at the desk."""
