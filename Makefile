@@ -54,6 +54,9 @@ on-linux:
 	@if [[ "$$(uname -s)" != Linux ]]; then \
 	    echo "The quickstart trains with Megatron-Core, which is for Linux: run it on a Linux machine or in a Linux" \
 	         "container. Recipes can be written and checked here: pip install . && moekit check first_moe" >&2; exit 1; fi
+	@if [[ "$$PWD" == *[[:space:]]* ]]; then \
+	    echo "The quickstart keeps its data below this folder, and Megatron reads no path with a space in it: move" \
+	         "the folder '$$PWD'" >&2; exit 1; fi
 
 # The virtual environment, by what it can do. dev is quickstart and more, of the same versions.
 $(VENV)/dev.stamp: requirements/dev.txt pyproject.toml | $(VENV)/bin/python

@@ -103,7 +103,9 @@ def unreadable_path(shared_root: Path) -> Problem | None:
     if folder.split() == [folder] and folder.isprintable():
         return None
     what = f"Megatron cannot read data below `{folder}`: the path has a space or a character that cannot be printed"
-    return Problem("", what, "choose another shared root")
+    return Problem(
+        "", what, "run this in a folder whose path has neither, or with another `shared_root` in the profile"
+    )
 
 
 def _not_prepared(problem: OSError, folder: Path) -> MoekitError:

@@ -21,6 +21,7 @@ DOWNLOAD = "about 3 GB to download, 6 GB on disk"
 MEMORY_GIB_PER_PROCESS = 2.75
 """Of a small model on a CPU: its peak, reached while a checkpoint is written; torch and Megatron alone take 1.5."""
 DISK_GIB = 1.0
+ELSEWHERE = "run this in another folder, or with another `shared_root` in the profile"
 
 
 def problems(loaded: Loaded, shared_root: Path, environ: Mapping[str, str]) -> list[Problem]:
@@ -118,9 +119,10 @@ def _too_little_disk(shared_root: Path) -> Iterator[Problem]:
     there = next(path for path in (shared_root.absolute(), *shared_root.absolute().parents) if path.exists())
     free_gib = shutil.disk_usage(there).free / 2**30
     if free_gib < DISK_GIB:
-        yield Problem(str(there), f"{free_gib:.1f} GiB of disk is free, and a run needs {DISK_GIB:.0f} GiB")
+        what = f"{free_gib:.1f} GiB of disk is free, and a run needs {DISK_GIB:.0f} GiB"
+        yield Problem(str(there), what, f"make room, or {ELSEWHERE}")
     if not os.access(there, os.W_OK):
-        yield Problem(str(there), "cannot be written to, and runs are kept there", "choose another shared root")
+        yield Problem(str(there), "cannot be written to, and runs are kept there", ELSEWHERE)
 
 
 def _available_memory_gib() -> float | None:

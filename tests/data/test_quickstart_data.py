@@ -117,7 +117,7 @@ def test_a_path_that_megatron_would_misread_is_refused_before_anything_is_made(t
     folder = tmp_path / "".join(letter if letter.isprintable() else "?" for letter in name) / "data/python-docs"
     assert str(refused.value) == (
         f"error: Megatron cannot read data below `{folder}`: the path has a space or a character that cannot be "
-        "printed\n    hint: choose another shared root"
+        "printed\n    hint: run this in a folder whose path has neither, or with another `shared_root` in the profile"
     )
     assert names(tmp_path) == []
 

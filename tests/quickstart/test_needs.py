@@ -62,7 +62,8 @@ def test_all_that_is_missing_comes_at_once(recipe: object, monkeypatch: pytest.M
         "    hint: put its shards there, and their list `data-args.txt`",
         "changed.yaml:4: there is no tokenizer `own`: tokenizers/own\n    hint: put its files there",
         "changed.yaml:6: run `before` has no checkpoint: runs/before/checkpoints\n    hint: launch it first",
-        f"{here}: 0.5 GiB of disk is free, and a run needs 1 GiB",
+        f"{here}: 0.5 GiB of disk is free, and a run needs 1 GiB\n"
+        "    hint: make room, or run this in another folder, or with another `shared_root` in the profile",
     ]
 
 
