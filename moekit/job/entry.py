@@ -9,7 +9,7 @@ MOEKIT_MEGATRON   a Megatron-LM checkout; unset: the installed megatron-core
 MOEKIT_STACK      `hybrid` for `pretrain_hybrid.py`, which trains hybrid stacks; unset: `pretrain_gpt.py`
 MOEKIT_ROUTING_TRACE_LAST_ITERS   trace the routing of this many last iterations too; unset: none
 
-It writes, in `attempts/<number>/`, `installed.json` (rank 0), `metrics.jsonl` (the last rank),
+It writes, in `attempts/<number>/`, `installed.json` and `software.json` (rank 0), `metrics.jsonl` (the last rank),
 `exit/rank<r>.json` (each).
 Importing this file does nothing: the processes that write checkpoints import it again.
 """
@@ -42,6 +42,7 @@ def train(folder: Path, rank: int) -> None:
     """Install what is needed, say so once, and hand over to Megatron's trainer."""
     import exits
     import gpt  # type: ignore[import-not-found]
+    import software  # type: ignore[import-not-found]
     import wandb_face  # type: ignore[import-not-found]
 
     face = wandb_face.install(folder / "metrics.jsonl")
@@ -50,6 +51,7 @@ def train(folder: Path, rank: int) -> None:
     installed = [*install(checkout), wandb_face.INSTALLED]
     if rank == 0:
         exits.write_json(folder / "installed.json", installed)
+        exits.write_json(folder / "software.json", software.software())
         for part in installed:
             print(f"moekit: in this process: {part['name']} ({part['why']})", flush=True)
     if checkout is None:

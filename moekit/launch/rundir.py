@@ -52,6 +52,11 @@ class AttemptDir:
         return self.path / "installed.json"
 
     @property
+    def software(self) -> Path:
+        """Versions of what trained, and the device's name."""
+        return self.path / "software.json"
+
+    @property
     def tensorboard(self) -> Path:
         """Megatron's event files."""
         return self.path / "tensorboard"
