@@ -24,6 +24,8 @@ from moekit.watch.metrics import LOSS, MetricsReader, Step
 MOST_ROWS = 60
 """Rows of a whole run, however short its log interval."""
 VALIDATION_LOSS = "lm loss validation"
+BRIEF = ("run", "data", "warning", "training")
+"""Facts of a launch that are told where it is one of several."""
 
 
 @dataclass(frozen=True)
@@ -140,9 +142,13 @@ def _mean(steps: list[Step], ending: str) -> float | None:
 
 
 class Display:
-    """Prints a launch: plain lines, and on a terminal a moving line below them. `NO_COLOR` is respected."""
+    """Prints a launch: plain lines, and on a terminal a moving line below them. `NO_COLOR` is respected.
 
-    def __init__(self, has_router: bool, console: Console | None = None) -> None:
+    A `brief` one leaves out the rows, and the facts but `BRIEF`.
+    """
+
+    def __init__(self, has_router: bool, console: Console | None = None, brief: bool = False) -> None:
+        self.brief = brief
         self._console = console or Console(highlight=False)
         self._has_router = has_router
         self._has_header = False
@@ -163,6 +169,8 @@ class Display:
 
     def fact(self, name: str, text: str) -> None:
         """One of the lines that say what is done, by its name."""
+        if self.brief and name not in BRIEF:
+            return
         self._console.print(Text.assemble((f"  {name:<10}", "dim"), text), soft_wrap=True)
 
     @contextmanager
@@ -191,6 +199,8 @@ class Display:
 
     def row(self, row: Row, total_steps: int) -> None:
         """One log interval; the first brings the names of the columns."""
+        if self.brief:
+            return
         if not self._has_header:
             self._header()
             self._has_header = True

@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from moekit.launch import needs
@@ -27,11 +27,12 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT."""
 
 
-def launch_local(loaded: Loaded, name: str, shared_root: Path) -> int:
+def launch_local(loaded: Loaded, name: str, shared_root: Path, display: Display | None = None) -> int:
     """Train a recipe here, as the run `name`; the exit code: 0, 1 when training failed, 130 after Ctrl-C.
 
     A run that was interrupted goes on from its last complete checkpoint, or begins anew without one. A finished run is
-    shown again.
+    shown again. A `display` that is brief is for a run that is part of something else: how it goes is shown, not what
+    it came to, and its metrics stay in its files.
 
     Raises:
         MoekitError: with everything that keeps the recipe from being trained here; or the run's name is another
@@ -40,11 +41,14 @@ def launch_local(loaded: Loaded, name: str, shared_root: Path) -> int:
     run = run_dir(shared_root.absolute(), name)
     if found := needs.problems(loaded, shared_root, os.environ):
         raise MoekitError(*found)
-    display = Display(loaded.recipe.moe.num_experts is not None)
+    display = display or Display(loaded.recipe.moe.num_experts is not None)
     _make_folder(run)
     with only_launch(run.path) as lock:
         _refuse_another(run, loaded, name)
         if is_finished(loaded, run):
+            if display.brief:
+                display.say(f"{name}: trained already, in {show(run.path)}", "bold")
+                return 0
             again = "the same command shows it again, `--name NAME` trains another"
             display.say(f"run `{name}` is finished; {again}", "bold")
             _say_summary(run, loaded, display)
@@ -94,9 +98,10 @@ def _train(loaded: Loaded, run: RunDir, shared_root: Path, lock: int, display: D
     data = _prepare_data(loaded, shared_root, display)
     plan = next_attempt(loaded, run)
     _say_start(plan, display)
-    with _trackio(run, display):
+    with nullcontext() if display.brief else _trackio(run, display):
         followed = watch(plan, lock, display)
-    display.say("")
+    if not display.brief:
+        display.say("")
     if cause := _failure(plan, followed):
         display.say(f"training failed: {cause}", "bold red")
         display.say(f"everything it printed is in {show(run.attempt(plan.attempt).train_log)}; {_how_to_go_on(run)}")
@@ -104,6 +109,9 @@ def _train(loaded: Loaded, run: RunDir, shared_root: Path, lock: int, display: D
     if not is_finished(loaded, run):
         display.say(f"stopped early, after iteration {followed.step}, as it was asked to", "bold")
         display.say(_how_to_go_on(run))
+        return 0
+    if display.brief:
+        display.say(f"  done in {clock(time.monotonic() - began)}")
         return 0
     display.say(f"done in {clock(time.monotonic() - began)}, from the first line to this one", "bold")
     if followed.validation_loss is not None:
@@ -137,7 +145,8 @@ def _prepare_data(loaded: Loaded, shared_root: Path, display: Display) -> Path |
     with display.moving("preparing data", None):
         prepared = prepare_python_docs(shared_root, progress)
     done = "already prepared" if prepared.already else f"prepared in {prepared.seconds:.0f} s"
-    display.fact("data", f"{prepared.tokens:,} tokens in {prepared.documents} documents, {done}")
+    if not (display.brief and prepared.already):
+        display.fact("data", f"{prepared.tokens:,} tokens in {prepared.documents} documents, {done}")
     return prepared.prefix
 
 
@@ -184,7 +193,8 @@ def _say_start(plan: Plan, display: Display) -> None:
     steps = f"{plan.end - plan.start:,} iterations of {plan.tokens_per_step:,} tokens"
     display.fact("training", f"starting Megatron {version} on {on} with {plan.processes} process{'es' * many}, {steps}")
     display.fact("log", show(plan.run.attempt(plan.attempt).train_log))
-    display.say("")
+    if not display.brief:
+        display.say("")
 
 
 def _say_validation(loss: float, data: Path | None, loaded: Loaded, display: Display) -> None:
