@@ -27,6 +27,7 @@ ROOMS = {
     "rules": "moekit.recipe.commands",
     "import": "moekit.recipe.commands",
     "launch": "moekit.launch.commands",
+    "prove": "moekit.prove.commands",
     "megatron": "moekit.megatron.commands",
 }
 """Where each command lives; a room is imported when one of its commands is asked for."""
