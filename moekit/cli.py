@@ -26,6 +26,7 @@ ROOMS = {
     "schema": "moekit.recipe.commands",
     "rules": "moekit.recipe.commands",
     "import": "moekit.recipe.commands",
+    "rehearse": "moekit.rehearse.commands",
     "launch": "moekit.launch.commands",
     "prove": "moekit.prove.commands",
     "megatron": "moekit.megatron.commands",

@@ -38,6 +38,8 @@ def first_cause(attempt: Path, world: int) -> str:
     killed = [rank for rank in range(world) if rank not in records]
     if killed and re.search(r"exitcode\s*: -9\b|Signal 9 \(SIGKILL\)", text):
         return f"rank {killed[0]} was killed (SIGKILL): most often the machine was out of memory"
+    if found := not_a_number(text):
+        return found
     failed = [(record["time"], rank) for rank, record in records.items() if record["code"] not in (0, *STOPPED)]
     if failed:
         _, rank = min(failed)
@@ -60,3 +62,12 @@ def first_error(text: str) -> str:
             after = (later for later in lines[number + 1 :] if not later.startswith(" "))
             return next(after, line).strip()
     return lines[-1].strip() if lines else ""
+
+
+def not_a_number(text: str) -> str:
+    """What Megatron's check found that is no number, from a log; it then goes on to other failures, or saves to None.
+
+    megatron/core/rerun_state_machine.py of 0.19.2, `validate_result`.
+    """
+    found = re.search(r"Unexpected result (\S+) on rank (\d+) at iteration .*\(message='([^']*)'\)", text)
+    return f"rank {found[2]}: {found[3]} (it is {found[1]})" if found else ""

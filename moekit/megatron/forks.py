@@ -130,15 +130,34 @@ def in_a_fork(work: Callable[[], Iterator[Any]], limit_s: float) -> tuple[list[A
 
     What the copy prints is lost. Raises RuntimeError with the traceback of an exception that `work` raises.
     """
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        _work(work, reading, writing)
-    os.close(writing)
-    text, in_time = _read(reading, time.monotonic() + limit_s)
-    if not in_time:
-        os.kill(child, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return in_forks([work], limit_s)[0]
+
+
+def in_forks(
+    works: Sequence[Callable[[], Iterator[Any]]], limit_s: float, grace_s: float = 0.0
+) -> list[tuple[list[Any], str]]:
+    """`in_a_fork` for copies that work together: when one has ended, the others have `grace_s` seconds left."""
+    children: list[int] = []
+    pipes: list[int] = []
+    for work in works:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            for other in pipes:
+                os.close(other)
+            _work(work, reading, writing)
+        os.close(writing)
+        children.append(child)
+        pipes.append(reading)
+    texts, ended = _read(pipes, time.monotonic() + limit_s, grace_s)
+    for child, in_time in zip(children, ended, strict=True):
+        if not in_time:
+            os.kill(child, signal.SIGKILL)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    return [_outcome(*of_one) for of_one in zip(texts, ended, codes, strict=True)]
+
+
+def _outcome(text: str, in_time: bool, code: int) -> tuple[list[Any], str]:
     values = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
     if not in_time:
         return values, "time"
@@ -167,13 +186,21 @@ def _work(work: Callable[[], Iterator[Any]], reading: int, writing: int) -> None
         os._exit(code)
 
 
-def _read(reading: int, deadline: float) -> tuple[str, bool]:
-    """All that comes before the other end closes, and whether it did before `deadline`."""
-    parts: list[bytes] = []
-    with os.fdopen(reading, "rb", buffering=0) as pipe:
-        while (left := deadline - time.monotonic()) > 0 and select.select([pipe], [], [], left)[0]:
-            part = pipe.read(65536)
-            if not part:
-                return b"".join(parts).decode(), True
-            parts.append(part)
-    return b"".join(parts).decode(), False
+def _read(pipes: Sequence[int], deadline: float, grace_s: float) -> tuple[list[str], list[bool]]:
+    """All that comes from each pipe before its other end closes, and whether it did before `deadline`.
+
+    Once one has closed, the others have `grace_s` seconds at most.
+    """
+    parts: dict[int, list[bytes]] = {pipe: [] for pipe in pipes}
+    opened = list(pipes)
+    while opened and (left := deadline - time.monotonic()) > 0:
+        for pipe in select.select(opened, [], [], left)[0]:
+            if part := os.read(pipe, 65536):
+                parts[pipe].append(part)
+            else:
+                if len(opened) == len(pipes):
+                    deadline = min(deadline, time.monotonic() + grace_s)
+                opened.remove(pipe)
+    for pipe in pipes:
+        os.close(pipe)
+    return [b"".join(parts[pipe]).decode() for pipe in pipes], [pipe not in opened for pipe in pipes]

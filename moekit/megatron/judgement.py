@@ -109,13 +109,20 @@ def fields_of(verdict: Verdict, loaded: Loaded) -> list[str]:
     known = _fields_by_name(loaded)
     said = _mentioned(verdict.message, known)
     condition = [name for name in verdict.names for name in CALLED.get(name, (name,)) if name in known]
-    variables = [name for name in loaded.recipe.runtime.environment or () if name in verdict.message]
+    variables = [
+        name for name, value in (loaded.recipe.runtime.environment or {}).items() if _is_about(verdict, name, value)
+    ]
     fields = [f"runtime.environment.{name}" for name in variables]
     fields += dict.fromkeys(known[name] for name in (*said, *condition))
     fields = fields or list(_with_value_in(verdict.message, loaded))
     in_message = {known[name] for name in said}
     kept = [name for name in fields if name in in_message or _distance(name, loaded) < _UNSET] or fields
     return sorted(kept, key=lambda name: _distance(name, loaded))
+
+
+def _is_about(verdict: Verdict, variable: str, value: str | None) -> bool:
+    """Whether a message names an environment variable, or has its value, where that is a word of some length."""
+    return variable in verdict.message or (len(value or "") > 3 and f" {value}" in f" {verdict.message}")
 
 
 def _with_value_in(message: str, loaded: Loaded) -> Iterator[str]:

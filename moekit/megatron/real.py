@@ -17,10 +17,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from moekit.megatron import step
+from moekit.megatron import ranks, step
 from moekit.megatron.cpu_limits import cpu_limits
 from moekit.megatron.forks import ServerError, ask_each, in_a_fork, serve
 from moekit.megatron.in_image import NO_MEGATRON
+from moekit.megatron.ranks import Training
 from moekit.megatron.stages import RUNNERS, STAGES, Question, Run
 from moekit.megatron.verdict import Verdict, refusal, verdict_of
 from moekit.problems import error
@@ -62,7 +63,7 @@ def judge_all(
 
 
 def judge_each(
-    questions: Iterable[Question], megatron: str | None = None, at_once: int | None = None
+    questions: Iterable[Question | Training], megatron: str | None = None, at_once: int | None = None
 ) -> Iterator[list[Verdict]]:
     """`judge_all`, each answer as it comes, in order, for any number of questions in constant memory.
 
@@ -188,6 +189,13 @@ def _run_stage(stage: str, run: Run) -> Verdict:
     return Verdict(stage, "passed", parameters=parameters)
 
 
+def _any_answer(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    if "starts" not in fields:
+        return answer(Question(**fields))
+    starts = [ranks.Start(**start) for start in fields["starts"]]
+    return ranks.answer(Training(starts, fields["processes"]))
+
+
 def main(sockets: list[str]) -> None:
     """Answer the questions that come on these sockets; exit code 3 if there is no Megatron."""
     from moekit.megatron.stages import load
@@ -197,7 +205,7 @@ def main(sockets: list[str]) -> None:
     except ImportError as problem:
         print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
         raise SystemExit(NO_MEGATRON) from None
-    serve(map(int, sockets), lambda fields: answer(Question(**fields)))
+    serve(map(int, sockets), _any_answer)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,8 @@ class Verdict:
     """Of stage `step`: each iteration's, to the last bit; empty where the last pipeline stage is another rank's."""
     grad_norms: tuple[float, ...] | None = None
     """Of stage `step`, likewise."""
+    seconds: float = 0.0
+    """Of stage `train`: how long it took."""
 
 
 def verdict_of(fields: dict[str, Any]) -> Verdict:
