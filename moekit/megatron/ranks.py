@@ -96,22 +96,37 @@ def _rank(start: Start, rank: int, processes: int, port: int) -> Iterator[dict[s
     os.environ.update(start.environment)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank))
     os.environ.update(WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes), GROUP_RANK="0")
-    entry = Path(start.run, "job", "entry.py").absolute()  # absolute: what writes checkpoints imports it once more
-    sys.argv = [str(entry), *start.argv]
+    with _queue_by_fork():
+        verdict = _run(Path(start.run, "job", "entry.py").absolute(), start.argv)
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    yield asdict(verdict)
+
+
+def _run(entry: Path, argv: Sequence[str]) -> Verdict:
+    sys.argv = [str(entry), *argv]
     sys.path.insert(0, str(entry.parent))
     try:
         runpy.run_path(str(entry), run_name="__main__")
     except SystemExit as end:
-        if end.code:
-            yield asdict(refusal("train", end, ""))
-            return
+        return refusal("train", end, "") if end.code else Verdict("train", "passed")
     except Exception as problem:
         verdict = refusal("train", problem, "")
         feature = step.cpu_lacks(problem)
-        yield asdict(verdict) | ({"answer": "not_judged", "feature": feature} if feature else {})
-        return
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-    yield asdict(Verdict("train", "passed"))
+        return replace(verdict, answer="not_judged", feature=feature) if feature else verdict
+    return Verdict("train", "passed")
+
+
+@contextlib.contextmanager
+def _queue_by_fork() -> Iterator[None]:
+    """Fork the process of the queue through which a checkpoint's writers report: spawned, it imports torch anew.
+
+    core/dist_checkpointing/strategies/filesystem_async.py:64
+    """
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+    from torch import multiprocessing
+
+    with multiprocessing.get_context("fork").Manager() as manager:
+        filesystem_async._results_queue = manager.Queue()
+        yield
