@@ -75,7 +75,6 @@ INSTEAD: dict[str, Instead] = {
         "megatron.extra": ("--experimental-att", "--linear-", "--dsa-", "--no-dsa-", "--disable-dsa-")
     },
     "Mamba or latent attention in a hybrid stack": {"model.hybrid_layer_pattern": _local_hybrid},
-    "hybrid stack": {},
     "CUDA graphs": {
         "model.cuda_graph_impl": None,
         "megatron.extra": ("--cuda-graph", "--enable-cuda-graph", "--external-cuda-graph", "--optimizer-cuda-graph"),

@@ -36,13 +36,13 @@ class Small:
     changes: tuple[Change, ...]
     """Against the user's recipe."""
     not_judged: tuple[Limit, ...]
-    """What was taken out or replaced, which a CPU cannot do."""
+    """What a CPU cannot do: taken out, or where `build` is `replaced`, done in another way."""
 
 
 def for_the_world(recipe: Recipe) -> Small:
     """For rank 0 of the recipe's full world on the fake process group: the parallel layout stays."""
     rest = without_limits(recipe, on_cpu=False)
-    _resize(rest, layers.in_place(rest.recipe))
+    _resize(rest, recipe, layers.in_place(rest.recipe))
     return _small(recipe, rest)
 
 
@@ -58,7 +58,7 @@ def for_two(recipe: Recipe) -> Small:
     rest.recipe = changed(rest.recipe, layout)
     parallel = rest.recipe.parallel
     chunks = 2 if parallel.num_virtual_stages_per_pipeline_rank or parallel.num_layers_per_virtual_pipeline_stage else 1
-    _resize(rest, layers.cut(rest.recipe, parallel.pipeline_model or 1, chunks))
+    _resize(rest, recipe, layers.cut(rest.recipe, parallel.pipeline_model or 1, chunks))
     _change(rest, _on_this_machine(rest.recipe), "a CPU")
     return _small(recipe, rest)
 
@@ -95,9 +95,8 @@ def _change(rest: Rest, changes: Mapping[str, Any], why: str = "") -> None:
     rest.recipe = changed(rest.recipe, changes)
 
 
-def _resize(rest: Rest, of_layers: Mapping[str, Any]) -> None:
-    """All that is a size, or keeps the run short; `rest` has its layout."""
-    whole = rest.recipe
+def _resize(rest: Rest, whole: Recipe, of_layers: Mapping[str, Any]) -> None:
+    """All that is a size, or keeps the run short; `rest` has its layout, `whole` is the user's recipe."""
     _change(rest, of_layers)
     _change(rest, _widths(rest.recipe))
     _change(rest, _batch(whole, rest.recipe))
@@ -151,19 +150,13 @@ def _heads(recipe: Recipe) -> tuple[int, int]:
 
 
 def _batch(whole: Recipe, recipe: Recipe) -> dict[str, Any]:
-    """A micro batch for every pipeline stage, or two where the recipe accumulates."""
-    now = sizes(recipe)
-    if now is None:
+    """A micro batch for every pipeline stage, or two of them where the recipe accumulates."""
+    then, now = sizes(whole), sizes(recipe)
+    if then is None or now is None or not then.data or not now.data:
         return {}
+    count = max(1, min(then.accumulation_steps, max(2, now.pipeline)))
     micro = min(now.micro_batch_seqs, MICRO_BATCH)
-    interleaved = whole.parallel.num_virtual_stages_per_pipeline_rank or (
-        whole.parallel.num_layers_per_virtual_pipeline_stage or whole.parallel.pipeline_model_layout
-    )
-    count = max(1, min(now.accumulation_steps, max(2, now.pipeline)))
-    if interleaved and now.pipeline > 1:
-        count = now.pipeline
-    batch = micro * count * max(1, now.data)
-    return {"train.micro_batch_size": micro, "train.global_batch_size": batch, "train.rampup_batch_size": None}
+    return {"train.micro_batch_size": micro, "train.global_batch_size": micro * count * now.data}
 
 
 def _lengths(whole: Recipe, recipe: Recipe) -> dict[str, Any]:

@@ -7,7 +7,7 @@ something that is gone follows by the rules of `moekit.recipe.rules`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moekit.megatron import flags, table
@@ -46,8 +46,10 @@ def without_limits(recipe: Recipe, on_cpu: bool) -> Rest:
 
 def _without_limits(rest: Rest, on_cpu: bool) -> None:
     for limit in limits_of(rest.recipe):
+        if limit.feature in NO_STEP:
+            limit = replace(limit, build="counted")
         rest.limits.append(limit)
-        if limit.build == "replaced" and not on_cpu and limit.feature not in NO_STEP:
+        if limit.build == "replaced" and not on_cpu:
             continue
         instead = INSTEAD[limit.feature]
         changes = {name: to(rest.recipe) if callable(to) else to for name, to in instead.items()}
