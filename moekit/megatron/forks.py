@@ -7,6 +7,7 @@ for every line it reads. Lines are JSON.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -96,8 +97,17 @@ def _end(server: subprocess.Popen[bytes]) -> None:
     server.wait()
 
 
+def die_with_parent() -> None:
+    """From here on, be killed when the process that started this one ends, however it does (Linux)."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h; a fork does not inherit it
+
+
 def serve(sockets: Iterable[int], answer: Callable[[Any], Any]) -> None:
     """One worker for each socket: `answer` to every line, until the other end closes."""
+    die_with_parent()
     gc.collect()
     gc.freeze()  # the garbage collector writes to nothing that forks share
     numbers = list(sockets)
@@ -106,6 +116,7 @@ def serve(sockets: Iterable[int], answer: Callable[[Any], Any]) -> None:
         worker = os.fork()
         if worker == 0:
             try:
+                die_with_parent()
                 for other in numbers:
                     if other != number:
                         os.close(other)
@@ -170,6 +181,7 @@ def _work(work: Callable[[], Iterator[Any]], reading: int, writing: int) -> None
     """In the copy: write a line for each value, and end."""
     code = 1
     try:
+        die_with_parent()
         os.close(reading)
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):

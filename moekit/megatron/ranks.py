@@ -7,6 +7,7 @@ the loopback and exchange over gloo. Line numbers are megatron-core 0.19.2's.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import runpy
 import socket
@@ -14,11 +15,12 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from multiprocessing.managers import SyncManager
 from pathlib import Path
 from typing import Any
 
 from moekit.megatron import step
-from moekit.megatron.forks import in_forks
+from moekit.megatron.forks import die_with_parent, in_forks
 from moekit.megatron.verdict import Verdict, refusal
 
 LIMIT_S = 120.0
@@ -125,8 +127,9 @@ def _queue_by_fork() -> Iterator[None]:
     core/dist_checkpointing/strategies/filesystem_async.py:64
     """
     from megatron.core.dist_checkpointing.strategies import filesystem_async
-    from torch import multiprocessing
 
-    with multiprocessing.get_context("fork").Manager() as manager:
+    manager = SyncManager(ctx=multiprocessing.get_context("fork"))
+    manager.start(die_with_parent)
+    with manager:
         filesystem_async._results_queue = manager.Queue()
         yield
