@@ -72,7 +72,8 @@ def test_a_setting_says_how_many_parameters_megatron_builds(
 SAME = {
     *("dense_save", "dense_continued", "trace", "trace_logits", "trace_hidden", "timers", "memory_history"),
     *("check_spikes", "profile_nsys", "profile_torch", "permute_fusion", "routing_replay", "deterministic"),
-    "mtp_detached",
+    *("mtp_detached", "quickstart_dense_continued", "quickstart_squared_relu_continued", "quickstart_deterministic"),
+    "quickstart_repeated",
 }
 """Settings that leave training as it is: they record it, or do the same in another way. Of a pipeline the first stage
 is what takes steps here, and does not see what the last detaches."""
