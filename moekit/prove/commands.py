@@ -182,5 +182,6 @@ def _finish(result: Result, root: Path, as_json: bool, without: Result | None = 
     else:
         for line in report.lines(result, without):
             print(line)
+    sys.stdout.flush()  # before what follows on standard error
     print(f"with {record.software_text(kept['software'])}; on record in {show(path)}", file=sys.stderr)
     raise typer.Exit(0 if result.holds else 1)

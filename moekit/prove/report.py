@@ -27,7 +27,7 @@ def sentence(result: Result) -> str:
     if not parted:
         return f"proven: {PROVEN[result.proof]}"
     first = parted[0]
-    by = f"{_number(first.parts_by)}, where {_bound(first.bound)} is allowed"
+    by = f"{_number(first.parts_by)}, where {_number(first.bound)} is allowed"
     return f"not proven: {first.what} parts at step {first.parts_at}, by {by}"
 
 
@@ -47,23 +47,23 @@ def lines(result: Result, without: Result | None = None) -> Iterator[str]:
 
 
 def _table(result: Result) -> Iterator[str]:
-    names = ("dense", "MoE") if result.proof != "deterministic" else ("first", "second")
-    balance = any(balance_loss(pair.second) is not None for pair in result.pairs)
-    yield (
-        f"{'step':>4}{f'loss {names[0]}':>13}{f'loss {names[1]}':>13}{'difference':>12}"
-        f"{f'zeros {names[0]}':>15}{f'zeros {names[1]}':>15}" + (f"{'balance loss':>14}" if balance else "")
-    )
+    one, other = ("first", "second") if result.proof == "deterministic" else ("dense", "MoE")
+    zeros = result.proof != "slices"  # of them only one side's experts have any by chance
+    balance = zeros and any(balance_loss(pair.second) is not None for pair in result.pairs)
+    header = f"{'step':>4}{f'loss {one}':>13}{f'loss {other}':>13}{'difference':>12}"
+    header += f"{f'zeros {one}':>14}{f'zeros {other}':>14}" if zeros else ""
+    yield header + (f"{'balance loss':>14}" if balance else "")
     for pair in result.pairs:
-        yield _row(pair) + (f"{_plain(balance_loss(pair.second), '.6f'):>14}" if balance else "")
+        row = _losses(pair)
+        row += "".join(f"{_plain(side.get(ZEROS), ',.0f'):>14}" for side in (pair.first, pair.second)) if zeros else ""
+        yield row + (f"{_plain(balance_loss(pair.second), '.6f'):>14}" if balance else "")
 
 
-def _row(pair: Pair) -> str:
+def _losses(pair: Pair) -> str:
     first, second = pair.first.get(LOSS), pair.second.get(LOSS)
     apart = None if first is None or second is None else second - first
-    losses = f"{_plain(first, '.6f'):>13}{_plain(second, '.6f'):>13}{_plain(apart, '.6f'):>12}"
-    return (
-        f"{pair.step:>4}{losses}{_plain(pair.first.get(ZEROS), ',.0f'):>15}{_plain(pair.second.get(ZEROS), ',.0f'):>15}"
-    )
+    difference = "0" if apart == 0 else _plain(apart, ".1e")
+    return f"{pair.step:>4}{_plain(first, '.6f'):>13}{_plain(second, '.6f'):>13}{difference:>12}"
 
 
 def _plain(value: float | None, form: str) -> str:
@@ -74,7 +74,7 @@ def _checks(checks: list[Check]) -> Iterator[str]:
     width = max(len(check.what) for check in checks)
     for check in checks:
         verdict = "holds" if check.holds else f"parts at step {check.parts_at}"
-        bound = f"allowed {_bound(check.bound)}"
+        bound = f"allowed {_number(check.bound)}"
         yield f"  {check.what:{width}}  at most {_number(check.largest)}, {bound}: {verdict}"
 
 
@@ -83,10 +83,6 @@ def _differences(checks: list[Check]) -> Iterator[str]:
     for check in checks:
         since = "never differs" if check.holds else f"differs from step {check.parts_at} on"
         yield f"  {check.what:{width}}  at most {_number(check.largest)}: {since}"
-
-
-def _bound(bound: float) -> str:
-    return _number(bound)
 
 
 def _number(value: float | None) -> str:
