@@ -98,15 +98,14 @@ class _Container:
 def dense_twin(model: Any, args: Any) -> Any:
     """The configuration of an MoE model as that of the dense one, of the widths in Megatron's dense arguments.
 
-    A copy with three fields set, since a configuration without experts may not be made with anything else of theirs.
+    A copy with some fields set: a new configuration without experts may have no other of their fields. A list of layers
+    with experts would give a checkpoint's layers other names (core/transformer/transformer_block.py:740).
     """
     twin = copy.copy(model)
     twin.transformer = copy.copy(model.transformer)
-    twin.transformer.num_moe_experts = None
+    twin.transformer.num_moe_experts, twin.transformer.moe_layer_freq = None, 1
     twin.transformer.expert_model_parallel_size = args.expert_model_parallel_size
     twin.transformer.ffn_hidden_size = args.ffn_hidden_size
-    if pattern := getattr(model, "hybrid_layer_pattern", None):
-        twin.hybrid_layer_pattern = pattern.replace("E", "-")
     return twin
 
 

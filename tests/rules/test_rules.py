@@ -90,7 +90,6 @@ def test_every_place_in_a_rule_is_reached(unreached: Callable[..., list[str]], h
 
 BIASED = ("deepseek_v3_gb200", "deepseek_v3_gb300", "deepseek_v3_h100", "glm_4_5_air", "moonlight")
 WARNED = {
-    "upcycle": "Megatron 0.19.2 cannot, and the recipe is for a checkout that can",
     **dict.fromkeys([f"models/{name}" for name in BIASED], "0.19.2 counts for the expert bias, their balance, in bf16"),
     "models/olmoe": "weights of a token's experts sum to less than 1, as in the released model",
     "settings/hash_layers": "their table comes from another model's checkpoint",

@@ -46,6 +46,7 @@ from moekit.recipe.rules import (
     routing,
     schedule,
     shared,
+    upcycling,
 )
 from moekit.recipe.rules.violation import Rule, Target, Violation
 from moekit.recipe.schema import Recipe
@@ -59,6 +60,7 @@ MODULES = (
     interleaving,
     experts,
     shared,
+    upcycling,
     hybrid,
     dispatch,
     dispatch_libraries,

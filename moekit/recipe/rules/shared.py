@@ -1,4 +1,4 @@
-"""Rules on what stands beside the routed experts: a shared one, hash layers, a dense run to begin from."""
+"""Rules on what stands beside the routed experts: a shared one, hash layers."""
 
 from __future__ import annotations
 
@@ -151,108 +151,6 @@ def hash_layers_have_a_table(recipe: Recipe, target: Target) -> Iterator[Violati
         )
 
 
-def upcycling_is_saved(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """The converted model is saved at once.
-
-    Megatron, validate: `When using upcycling, the --save option must be specified`
-    (megatron/training/arguments.py:1783).
-    """
-    if recipe.moe.num_experts and recipe.moe.use_upcycling and not recipe.checkpoint.save:
-        yield Violation(
-            ("moe.use_upcycling", "checkpoint.save"),
-            "`moe.use_upcycling` needs `checkpoint.save`: the converted model is saved at once",
-        )
-
-
-def upcycling_begins_from_a_run(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Experts would begin at random and the dense training be lost.
-
-    Megatron, first step: before it, nothing is found to convert (megatron/core/transformer/moe/upcycling_utils.py:312;
-    handbook 3.6).
-    """
-    if recipe.moe.num_experts and recipe.moe.use_upcycling and not recipe.checkpoint.from_run:
-        yield Violation(
-            ("moe.use_upcycling", "checkpoint.from_run"),
-            "`moe.use_upcycling` needs `checkpoint.from_run`, the dense run whose layers become experts",
-        )
-
-
-def upcycling_counts_slices_of_an_expert(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """`model.ffn_hidden_size` times the granularity is the dense run's width, so it must itself be an expert's.
-
-    Megatron, first step: before it, the dense checkpoint does not load, as its shapes are others
-    (megatron/training/training.py:2159; handbook 3.6).
-    """
-    moe, model = recipe.moe, recipe.model
-    if not (moe.num_experts and moe.use_upcycling and moe.ffn_hidden_size and model.ffn_hidden_size):
-        return
-    if moe.ffn_hidden_size != model.ffn_hidden_size:
-        granularity = moe.upcycling_granularity or 1
-        yield Violation(
-            ("model.ffn_hidden_size", "moe.ffn_hidden_size", "moe.upcycling_granularity"),
-            f"while upcycling, model.ffn_hidden_size = {model.ffn_hidden_size} must be an expert's width: Megatron "
-            f"takes the dense layers to be {granularity} times as wide",
-            f"use {moe.ffn_hidden_size}, for dense layers of {moe.ffn_hidden_size * granularity}",
-        )
-
-
-def upcycled_experts_are_whole_copies(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Each slice of a dense layer is copied equally often.
-
-    Megatron, first step: before it, `The number of experts must be divisible by granularity for upcycling`
-    (megatron/core/transformer/moe/upcycling_utils.py:90).
-    """
-    moe = recipe.moe
-    if moe.num_experts and moe.use_upcycling and moe.num_experts % (moe.upcycling_granularity or 1):
-        yield Violation(
-            ("moe.upcycling_granularity", "moe.num_experts"),
-            f"{moe.num_experts} experts are no whole number of copies of moe.upcycling_granularity = "
-            f"{moe.upcycling_granularity} slices",
-        )
-
-
-def upcycled_layers_begin_with_experts(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """What is converted is read off the first layer.
-
-    Megatron, first step: before it, `The mlp layer ... is not supported by upcycling`
-    (megatron/core/transformer/moe/upcycling_utils.py:39).
-    """
-    pattern = recipe.moe.layer_freq
-    if recipe.moe.num_experts and recipe.moe.use_upcycling and pattern and pattern.layers and not pattern.layers[0]:
-        yield Violation(
-            ("moe.layer_freq", "moe.use_upcycling"),
-            "`moe.use_upcycling` needs experts in the first layer, and `moe.layer_freq` makes it dense",
-        )
-
-
-_UPCYCLING: tuple[Rule, ...] = (
-    upcycling_is_saved,
-    upcycling_begins_from_a_run,
-    upcycling_counts_slices_of_an_expert,
-    upcycled_experts_are_whole_copies,
-    upcycled_layers_begin_with_experts,
-)
-
-
-def upcycling_needs_a_mended_megatron(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """It passes a wrong argument name to its loader, and builds the dense model from the MoE's configuration.
-
-    Told where all else is right. A warning, since a checkout can be mended.
-
-    Megatron, first step: before it, `load_checkpoint() got an unexpected keyword argument 'model'`
-    (megatron/training/training.py:2180, 2040; handbook 2.5).
-    """
-    wrong = any(True for rule in _UPCYCLING for _ in rule(recipe, target))
-    if recipe.moe.num_experts and recipe.moe.use_upcycling and not wrong:
-        yield Violation(
-            ("moe.use_upcycling",),
-            f"Megatron {recipe.megatron.version} fails while it upcycles: it hands its loader a wrong argument name, "
-            "and builds the dense model from the MoE's configuration",
-            "launch it with a checkout that has both mended (handbook 2.5, 3.6)",
-            "warning",
-        )
-
-
 RULES: tuple[Rule, ...] = (
     a_shared_expert_divides_over_tensor_ranks,
     a_shared_expert_has_no_bias,
@@ -263,6 +161,4 @@ RULES: tuple[Rule, ...] = (
     a_fused_shared_expert_is_interleaved,
     a_fused_shared_expert_is_in_a_narrow_format,
     hash_layers_have_a_table,
-    *_UPCYCLING,
-    upcycling_needs_a_mended_megatron,
 )
