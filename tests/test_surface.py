@@ -217,6 +217,7 @@ NOT_AT_THE_DESK = ("torch", "datatrove", "trackio", "transformers", "huggingface
         ["diff", "dense", "first_moe"],
         ["schema"],
         ["launch", "first_moe", "--dry-run"],
+        ["prove"],
         ["--help"],
     ],
     ids=lambda words: words[0],
@@ -238,7 +239,7 @@ def test_the_commands() -> None:
     """The whole list; a new one is a decision."""
     assert list(cli.ROOMS) == [
         *("check", "show", "flags", "diff", "new", "schema", "rules", "import"),
-        *("launch", "megatron"),
+        *("rehearse", "launch", "prove", "megatron"),
     ]
 
 

@@ -190,7 +190,8 @@ def _say_start(plan: Plan, display: Display) -> None:
         display.fact("resume", f"from the checkpoint of iteration {plan.start}, as attempt {plan.attempt}")
     elif plan.attempt > 1:
         display.fact("restart", f"from the beginning, as attempt {plan.attempt}: the last one left no checkpoint")
-    steps = f"{plan.end - plan.start:,} iterations of {plan.tokens_per_step:,} tokens"
+    left = plan.end - plan.start
+    steps = f"{left:,} iteration{'s' * (left != 1)} of {plan.tokens_per_step:,} tokens"
     display.fact("training", f"starting Megatron {version} on {on} with {plan.processes} process{'es' * many}, {steps}")
     display.fact("log", show(plan.run.attempt(plan.attempt).train_log))
     if not display.brief:

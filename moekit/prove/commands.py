@@ -161,6 +161,7 @@ def _train(parts: Sequence[Part], root: Path, again: bool) -> None:
 
     if code := train(parts, root, again):
         raise typer.Exit(code)
+    print(file=sys.stderr)
 
 
 def _read(runs: tuple[str, str], root: Path) -> tuple[Run, Run]:

@@ -77,7 +77,9 @@ def twice(proof: str, first: Run, second: Run) -> Result:
     _refuse(alike.twice(first, second))
     pairs = compare.align(first.steps, second.steps)
     _refuse(alike.enough(pairs, compare.DETERMINISTIC_STEPS, (first, second)))
-    return Result(proof, (first, second), pairs, compare.same(pairs), "both runs count their iterations alike")
+    return Result(
+        proof, (first, second), pairs, compare.same(pairs), "step n is iteration n of both runs, which begin alike"
+    )
 
 
 def router_weights(recipe: Recipe) -> int:

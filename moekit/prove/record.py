@@ -1,6 +1,6 @@
 """What proofs leave: `<shared root>/proofs/<name>.json`, the newest of each software, for whoever asks later.
 
-`moekit doctor` asks before it blames a setting: a stack that is not proven may be what is wrong (handbook A.2).
+To be asked before a setting is blamed: a stack that is not proven may be what is wrong (handbook A.2).
 """
 
 from __future__ import annotations
