@@ -267,7 +267,10 @@ def import_(
     defines: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A variable the script leaves open.")
     ] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", help="The world size, where the text does not say it.")] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option("--gpus", min=1, help="The world size, where the text does not say it or is to be overruled."),
+    ] = None,
     version: Annotated[str, typer.Option("--megatron", help="The Megatron whose options these are.")] = "0.19.2",
 ) -> None:
     """Turn a Megatron command line, or the script around it, into a recipe.

@@ -40,7 +40,8 @@ def import_recipe(
     """The recipe, as YAML text, of a command line or a bash script called `shown`.
 
     `version` names the Megatron whose options these are, `defines` gives variables that the script leaves open,
-    `gpus` is the world size where the text does not say it, `name` becomes the recipe's `summary`.
+    `gpus` is the world size, where the text does not say it or is to be overruled; `name` becomes the recipe's
+    `summary`.
 
     Raises:
         MoekitError: everything in the text that is unknown, unreadable or refused by a field, each with its line.

@@ -249,6 +249,16 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         cli.main()
 
 
+def test_import_takes_a_world_size_that_is_one(run: Run) -> None:
+    script = str(Path(__file__).parent / "import_cases" / "dense_8gpu.sh")
+    assert "  gpus: 8\n" in run("import", script)[1]
+    assert "  gpus: 16\n" in run("import", script, "--gpus", "16")[1]
+    for none in ("0", "-3"):
+        code, out, err = run("import", script, "--gpus", none)
+        assert (code, out) == (2, "")
+        assert "--gpus" in err
+
+
 def test_import_prints_a_recipe_that_passes(run: Run, tmp_path: Path) -> None:
     script = Path(__file__).parent / "import_cases" / "dense_8gpu.sh"
     code, out, err = run("import", str(script), cwd=tmp_path)
