@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moekit.problems import error
 from moekit.recipe.commands import JsonOption
 
 if TYPE_CHECKING:
@@ -126,6 +127,9 @@ def deterministic(
     from moekit.prove.train import DETERMINISTIC, NOT_DETERMINISTIC
 
     where = _root(root)
+    if without and not runs:
+        raise error("`--without` is for runs that are given", "give two in deterministic mode as well: `--runs A B`")
+    _judge_or_train(runs, again)
     if runs is None:
         _train((*DETERMINISTIC, *NOT_DETERMINISTIC), where, again)
         runs = DETERMINISTIC[0].name, DETERMINISTIC[1].name
@@ -144,10 +148,16 @@ def _of_one_checkpoint(
     as_json: bool,
 ) -> None:
     """Train the parts, unless two runs are given; judge the last two."""
+    _judge_or_train(runs, again)
     if runs is None:
         _train(parts, root, again)
         runs = parts[-2].name, parts[-1].name
     _finish(judge(*_read(runs, root)), root, as_json)
+
+
+def _judge_or_train(runs: tuple[str, str] | None, again: bool) -> None:
+    if runs and again:
+        raise error("`--again` trains, and `--runs` judges what was trained", "leave one of them out")
 
 
 def _root(given: Path | None) -> Path:
