@@ -1,7 +1,8 @@
-"""`moekit megatron table`: the options of a Megatron, from its own parser."""
+"""`moekit megatron table` and `patch`: the options of a Megatron, from its own parser; a checkout mended."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,3 +33,19 @@ def table(
     from moekit.megatron.dump import dump_table
 
     print(dump_table(source, python), end="")
+
+
+@group.command()
+def patch(
+    checkout: Annotated[Path, typer.Argument(metavar="CHECKOUT", help="The folder of a Megatron-LM checkout.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Take the changes back, byte for byte.")] = False,
+    only_print: Annotated[bool, typer.Option("--print", help="Print the difference and write nothing.")] = False,
+) -> None:
+    """Mend upcycling (`--moe-use-upcycling`) in a Megatron-LM checkout, for launches without moekit.
+
+    A run that moekit launches has the same repairs in its process, whatever the checkout is like.
+    """
+    from moekit.megatron.patch import patch
+
+    for line in patch(checkout, undo, only_print):
+        print(line)

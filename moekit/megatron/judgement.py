@@ -94,9 +94,8 @@ def problem_of(verdict: Verdict, loaded: Loaded, judge: Judge) -> Problem:
     if not judge.is_version(loaded.recipe.megatron.version):
         hints.append(f"the recipe is for Megatron {loaded.recipe.megatron.version}")
     words, bare = in_one_line(verdict.message), verdict.message.startswith("assert ")
-    what = f"Megatron refuses at {shown_stage(verdict.stage)}" + (
-        f", without a message: `{words}`" if bare else f": {words}"
-    )
+    refuses = "stops in the rehearsal" if verdict.stage == "train" else f"refuses at {shown_stage(verdict.stage)}"
+    what = f"Megatron {refuses}" + (f", without a message: `{words}`" if bare else f": {words}")
     return Problem(_where(names, verdict, loaded), what, "; ".join(hints))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import re
 import traceback
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -60,7 +61,7 @@ def _message(problem: BaseException, printed: str) -> str:
     if isinstance(problem, SystemExit):
         last = (printed.strip().splitlines() or [str(problem)])[-1]
         return last.removeprefix("pretrain_gpt.py: error: ")
-    text = str(problem).strip()
+    text = re.sub(r"^\[enforce fail at \S+\] .*?\. ", "", str(problem).strip())  # gloo's own source
     if isinstance(problem, AssertionError | ValueError | RuntimeError) and text:
         return text
     if isinstance(problem, AssertionError):

@@ -25,9 +25,7 @@ def begin(made: Plan) -> Iterator[str]:
     """What is going to be done, before the seconds it takes."""
     yield from _fact("made small", ", ".join(_sizes(made)) + f"; {len(made.two.changes)} fields differ in all (--json)")
     layout = [change for change in made.two.changes if change.field.startswith("parallel.")]
-    if told := [
-        f"{change.field.partition('.')[2]} {_of(made, change)}" for change in layout if change.field in _LAYOUT
-    ]:
+    if told := [f"{change.field} {_of(made, change)}" for change in layout if change.field in _LAYOUT]:
         yield from _fact("on two", ", ".join(told))
 
 
@@ -37,7 +35,7 @@ _LAYOUT = tuple(f"parallel.{name}_model" for name in ("tensor", "pipeline", "exp
 def _sizes(made: Plan) -> Iterator[str]:
     for change in made.two.changes:
         if change.field in _SIZES:
-            yield f"{change.field.partition('.')[2]} {_of(made, change)}"
+            yield f"{change.field} {_of(made, change)}"
 
 
 def _of(made: Plan, change: Change) -> str:
@@ -56,7 +54,7 @@ def _plain(value: Any) -> Any:
 
 def told(part: Part) -> Iterator[str]:
     """A part that has ended."""
-    yield from _fact(part.name, _said(part) + f", {part.seconds:.0f} s")
+    yield from _fact(part.name, f"{part.seconds:.0f}\N{NO-BREAK SPACE}s: {_said(part)}")
 
 
 def _said(part: Part) -> str:
@@ -74,8 +72,8 @@ def _said(part: Part) -> str:
     if verdict.answer == "not_judged":
         return f"not judged: {verdict.feature} ({in_one_line(verdict.message)})"
     if verdict.stage == "step":
-        return "3 iterations trained; the other ranks are made up, so the loss would say nothing"
-    return "loss " + ", ".join(f"{loss:.3f}" for loss in part.losses)
+        return "trained; the other ranks are made up, so the loss would say nothing"
+    return "trained, loss " + ", ".join(f"{loss:.3f}" for loss in part.losses)
 
 
 def end(made: Plan, parts: Sequence[Part]) -> Iterator[str]:
