@@ -76,7 +76,7 @@ def find_cluster(given: str | None = None) -> Cluster:
     Raises:
         MoekitError: with every problem of the file, each with its file and line.
     """
-    cluster, source = load_as(Cluster, *_find(given or DEFAULT))
+    cluster, source = load_as(Cluster, *_find(DEFAULT if given is None else given))
     if problems := list(_problems(cluster, source)):
         raise MoekitError(*problems)
     return cluster
@@ -97,9 +97,8 @@ def _find(given: str) -> tuple[Path, str]:
         return shipped, show(shipped)
     names = shipped_clusters()
     hint = did_you_mean(path.stem, names) or f"shipped are {', '.join(names)}"
-    what = (
-        f"`{shortened(given)}` is a directory" if path.is_dir() else f"there is no cluster profile `{shortened(given)}`"
-    )
+    is_folder = given and path.is_dir()  # an empty path would be the working directory
+    what = f"`{shortened(given)}` is a directory" if is_folder else f"there is no cluster profile `{shortened(given)}`"
     raise error(what, hint)
 
 

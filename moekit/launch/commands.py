@@ -63,7 +63,7 @@ def launch(
 
     cluster = find_cluster(profile)
     loaded = checked(recipe, cluster)
-    name = name or loaded.name
+    name = loaded.name if name is None else name
     on_cpu = loaded.recipe.runtime.device == "cpu"
     local = where == "local" or (where is None and on_cpu)
     if on_cpu and not local:

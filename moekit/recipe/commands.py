@@ -156,7 +156,7 @@ def flags(
     from moekit.megatron.flags import argv
 
     loaded = checked(recipe, cluster := find_cluster(profile))
-    name = run_dir(cluster.shared_root, name or loaded.name).path.name
+    name = run_dir(cluster.shared_root, loaded.name if name is None else name).path.name
     arguments = run_arguments(loaded.recipe, name, cluster.shared_root, resume=resume)
     if as_json:
         print(json.dumps(argv(arguments), indent=1))

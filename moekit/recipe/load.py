@@ -109,7 +109,8 @@ def find(given: str, folder: Path = Path(), place: str = "") -> Path:
     in_a_folder = [f"did you mean `{name}`?" for name in names if name.endswith(f"/{stem}")]
     several = f"shipped are {', '.join(name for name in names if '/' not in name)}, and those in settings/ and models/"
     hint = next(iter(in_a_folder), "") or did_you_mean(stem, names) or several
-    what = f"`{shortened(given)}` is a directory" if path.is_dir() else f"there is no recipe `{shortened(given)}`"
+    is_folder = given and path.is_dir()  # an empty path would be the working directory
+    what = f"`{shortened(given)}` is a directory" if is_folder else f"there is no recipe `{shortened(given)}`"
     raise MoekitError(Problem(place, what, hint))
 
 

@@ -83,6 +83,22 @@ def test_check_says_what_it_took_for_granted(run: Run) -> None:
     assert run("check", "dense", "--profile", "aws-p5") == (0, "", "dense: no problems, checked against aws-p5\n")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["check", ""], "there is no recipe ``"),
+        (["check", "dense", "--profile", ""], "there is no cluster profile ``"),
+        (["flags", "dense", "--name", ""], "a run cannot be named ``"),
+        (["launch", "dense", "--dry-run", "--name", ""], "a run cannot be named ``"),
+        (["launch", "dense", "--dry-run", "--profile", ""], "there is no cluster profile ``"),
+    ],
+)
+def test_a_variable_that_a_script_left_empty_is_not_a_default(words: list[str], said: str, run: Run) -> None:
+    code, out, err = run(*words)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"error: {said}\n")
+
+
 def test_a_warning_is_no_failure(run: Run) -> None:
     code, out, err = run("check", "settings/hash_layers")
     assert (code, out) == (0, "")
