@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import subprocess
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -21,7 +22,7 @@ from moekit.megatron.flags import arguments, argv
 from moekit.megatron.table import check, parse_values, shipped
 from moekit.megatron.table import load as load_table
 from moekit.problems import MoekitError, Problem
-from moekit.recipe import nodes
+from moekit.recipe import importing, nodes
 from moekit.recipe.build import build, markers
 from moekit.recipe.importing import import_recipe
 from moekit.recipe.load import load, sections
@@ -215,6 +216,20 @@ def test_what_is_not_known_is_refused(case: str) -> None:
     with pytest.raises(MoekitError) as refused:
         import_recipe(text, "x.sh")
     assert str(refused.value) == message
+
+
+def test_every_place_that_refuses_is_reached(unreached: Callable[..., list[str]]) -> None:
+    def run_all() -> None:
+        for text, _ in REFUSED.values():
+            with contextlib.suppress(MoekitError):
+                import_recipe(text, "x.sh")
+        with contextlib.suppress(MoekitError):
+            import_recipe("--bf16", "x.sh", defines={"OTHER": "1"})
+
+    folder = Path(importing.__file__).parent
+    sources = [*folder.glob("import*.py"), *folder.glob("shell*.py")]
+    assert len(sources) == 7
+    assert unreached(sources, {"Problem", "Unreadable", "MoekitError", "error"}, run_all) == []
 
 
 def test_set_decides_what_the_script_leaves_open() -> None:
