@@ -64,7 +64,7 @@ def upcycled_experts_are_whole_copies(recipe: Recipe, target: Target) -> Iterato
     (megatron/core/transformer/moe/upcycling_utils.py:90).
     """
     moe = recipe.moe
-    if _upcycles(recipe) and moe.num_experts % (moe.upcycling_granularity or 1):
+    if _upcycles(recipe) and (moe.num_experts or 0) % (moe.upcycling_granularity or 1):
         yield Violation(
             ("moe.upcycling_granularity", "moe.num_experts"),
             f"{moe.num_experts} experts are no whole number of copies of moe.upcycling_granularity = "
