@@ -128,6 +128,8 @@ INSTEAD: dict[str, Instead] = {
         "memory.recompute_granularity": _recomputes,
         "memory.recompute_modules": _recomputed,
     },
+    "memory history": _unsets("profile.record_memory_history"),
+    "Nsight Systems": _unsets("profile.enabled"),
     "GPU sniff test": _unsets("monitor.gpu_sniff_test_interval"),
     "NCCL user buffers": {"megatron.extra": ("--use-nccl-ub",)},
     "tensor-parallel overlap": {"overlap.tp_comm_overlap": None, "megatron.extra": ("--tp-comm", "--disable-tp-comm")},
@@ -141,6 +143,9 @@ INSTEAD: dict[str, Instead] = {
     "checkpoint's own arguments": {"megatron.extra": ("--use-checkpoint-args", "--pretrained-checkpoint")},
 }
 """What a recipe says where a limit applies, by the limit's feature."""
+
+UPCYCLING = Limit("upcycling", "made-up ranks have no dense checkpoint to begin from; two real ones do", "counted")
+"""Of rank 0 of a world alone."""
 
 NO_STEP = ("activation dumps",)
 """Limits for which stage `step`, unlike `build`, has nothing in their place."""
@@ -169,6 +174,11 @@ FURTHER: list[tuple[Limit, Callable[[Values], bool]]] = [
             "counted",
         ),
         lambda values: any(name in _ASK_THE_ENGINE for name in values.get("recompute_modules") or ()),
+    ),
+    (Limit("memory history", "it is of GPU memory", "counted"), _on("record_memory_history")),
+    (
+        Limit("Nsight Systems", "it watches what GPUs do", "counted"),
+        lambda values: bool(values.get("profile")) and not values.get("use_pytorch_profiler"),
     ),
     (Limit("GPU sniff test", "it times what GPUs do", "counted"), _on("gpu_sniff_test_interval")),
     (Limit("NCCL user buffers", "they are GPU memory", "counted"), _on("nccl_ub")),

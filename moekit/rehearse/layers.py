@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from moekit.recipe.patterns import HybridPattern, LayerPattern, PipelineLayout
@@ -25,12 +26,16 @@ def shortest[T](kinds: Sequence[T]) -> list[T]:
 
 
 def in_place(recipe: Recipe) -> dict[str, Any]:
-    """Fewer layers for the recipe's own pipeline; all of them where they are placed one by one."""
+    """Fewer layers for the recipe's own pipeline; all of them where their kinds differ and no layout places them."""
     model, moe, parallel = recipe.model, recipe.moe, recipe.parallel
-    placed = (moe.layer_freq, model.window_attn_skip_freq, model.hybrid_layer_pattern, parallel.pipeline_model_layout)
+    placed = (moe.layer_freq, model.window_attn_skip_freq, model.hybrid_layer_pattern)
+    stages = parallel.pipeline_model or 1
+    if parallel.pipeline_model_layout is not None:
+        return _cut_stages(recipe, parallel.pipeline_model_layout)
+    if stages == 1:
+        return cut(recipe, stages=1, chunks=1)
     if not model.num_layers or any(item is not None for item in placed):
         return {}
-    stages = parallel.pipeline_model or 1
     changes: dict[str, Any] = {}
     if parallel.num_layers_per_virtual_pipeline_stage:
         chunks = max(1, model.num_layers // (stages * parallel.num_layers_per_virtual_pipeline_stage))
@@ -51,19 +56,35 @@ def cut(recipe: Recipe, stages: int, chunks: int) -> dict[str, Any]:
     """The shortest model with every kind of layer, for so many pipeline stages of so many virtual ones each."""
     if recipe.model.hybrid_layer_pattern is not None:
         return _cut_stack(recipe, recipe.model.hybrid_layer_pattern, stages)
-    model, moe = recipe.model, recipe.moe
+    model = recipe.model
     if not model.num_layers:
         return {}
     kinds = _filled(shortest(_kinds(recipe, model.num_layers)), stages * chunks)
+    changes = _of_kinds(recipe, kinds)
+    if recipe.parallel.pipeline_model_layout is not None:
+        changes["parallel.pipeline_model_layout"] = _layout(len(kinds), stages, model.mtp_num_layers or 0)
+    return changes
+
+
+def _of_kinds(recipe: Recipe, kinds: Sequence[tuple[bool, bool]]) -> dict[str, Any]:
+    """So many layers, each of its kind."""
+    moe, model = recipe.moe, recipe.model
     changes: dict[str, Any] = {"model.num_layers": len(kinds)}
-    experts, windows = [moe for moe, _ in kinds], [window for _, window in kinds]
+    experts, windows = [expert for expert, _ in kinds], [window for _, window in kinds]
     if moe.layer_freq and list(moe.layer_freq.is_moe(len(kinds))) != experts:
         changes["moe.layer_freq"] = _pattern(experts)
     if model.window_attn_skip_freq and _windows(model.window_attn_skip_freq, len(kinds)) != windows:
         changes["model.window_attn_skip_freq"] = _pattern(windows)
-    if recipe.parallel.pipeline_model_layout is not None:
-        changes["parallel.pipeline_model_layout"] = _layout(len(kinds), stages, model.mtp_num_layers or 0)
     return changes
+
+
+def _cut_stages(recipe: Recipe, layout: PipelineLayout) -> dict[str, Any]:
+    """On every virtual stage the shortest row with the kinds it has."""
+    kinds = iter(_kinds(recipe, recipe.model.num_layers or layout.count("t")))
+    rows = [shortest(list(islice(kinds, stage.count("t")))) for stage in layout.stages]
+    cut = [re.sub("t+", "t" * len(row), stage) for stage, row in zip(layout.stages, rows, strict=True)]
+    changes = _of_kinds(recipe, [kind for row in rows for kind in row])
+    return {**changes, "parallel.pipeline_model_layout": PipelineLayout.parse("|".join(cut))}
 
 
 def _cut_stack(recipe: Recipe, pattern: HybridPattern, stages: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from moekit.recipe.schema.moe import Balance, Moe, Router
 from moekit.recipe.sizes import expert_tensor_ranks, sizes
 from moekit.rehearse import layers
 from moekit.rehearse.edit import Change, changed, differences, value
+from moekit.rehearse.instead import UPCYCLING
 from moekit.rehearse.without import Rest, options_left, unset_dependents, without_limits
 
 ITERATIONS = 3
@@ -42,6 +43,9 @@ class Small:
 def for_the_world(recipe: Recipe) -> Small:
     """For rank 0 of the recipe's full world on the fake process group: the parallel layout stays."""
     rest = without_limits(recipe, on_cpu=False)
+    if recipe.moe.use_upcycling:
+        rest.limits.append(UPCYCLING)
+        _change(rest, {"moe.use_upcycling": None}, f"{UPCYCLING.feature}: {UPCYCLING.reason}")
     _resize(rest, recipe, layers.in_place(rest.recipe))
     return _small(recipe, rest)
 

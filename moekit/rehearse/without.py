@@ -41,6 +41,7 @@ def without_limits(recipe: Recipe, on_cpu: bool) -> Rest:
     rest = Rest(recipe)
     _without_limits(rest, on_cpu)
     _for_installed(rest)
+    unset_dependents(rest, recipe)
     return rest
 
 

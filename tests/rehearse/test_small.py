@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -119,8 +120,26 @@ def test_the_learning_rate_is_the_recipes(make: Make) -> None:
 
 def test_the_world_and_its_layout_stay() -> None:
     for name, (loaded, small) in shipped(for_the_world).items():
-        for field in ("gpus", "pipeline_model", "expert_model", "pipeline_model_layout", "use_distributed_optimizer"):
+        for field in ("gpus", "pipeline_model", "expert_model", "use_distributed_optimizer"):
             assert value(small.recipe, f"parallel.{field}") == value(loaded.recipe, f"parallel.{field}"), name
+        before, after = (one.parallel.pipeline_model_layout for one in (loaded.recipe, small.recipe))
+        assert [re.sub("t+", "t", stage) for stage in (before.stages if before else ())] == (
+            [re.sub("t+", "t", stage) for stage in (after.stages if after else ())]
+        ), name
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "pattern"),
+    [
+        ("settings/mtp", "Et|tmL", None),
+        ("models/deepseek_v3_gb200", f"Ett|{'t|' * 14}tmL", f"[0,{','.join('1' * 16)}]"),
+        ("models/deepseek_v3_h100", f"Et|{'t|' * 30}mL", f"[0,0,{','.join('1' * 29)}]"),
+    ],
+)
+def test_every_stage_of_the_world_keeps_its_kinds_of_layer(name: str, layout: str, pattern: str | None) -> None:
+    recipe = shipped(for_the_world)[name][1].recipe
+    assert str(recipe.parallel.pipeline_model_layout) == layout
+    assert (recipe.moe.layer_freq and str(recipe.moe.layer_freq)) == pattern
 
 
 def test_two_processes_share_the_most_telling_part_of_the_layout() -> None:
