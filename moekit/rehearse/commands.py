@@ -17,7 +17,7 @@ from moekit.recipe.commands import JsonOption, ProfileOption, checked
 from moekit.rehearse import report
 
 if TYPE_CHECKING:
-    from moekit.rehearse.rehearsal import Part, Plan
+    from moekit.rehearse.plan import Part, Plan
 
 app = typer.Typer()
 
@@ -44,7 +44,7 @@ def rehearse(
     Exit code 1 where Megatron refuses it, at file and line; else 0.
     """
     from moekit.launch.cluster import find_cluster
-    from moekit.rehearse.rehearsal import plan
+    from moekit.rehearse.plan import plan
     from moekit.rehearse.rehearsal import rehearse as rehearsed
 
     cluster = find_cluster(profile)

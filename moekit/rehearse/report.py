@@ -11,7 +11,7 @@ from typing import Any
 from moekit.megatron.cpu_limits import Limit
 from moekit.megatron.judgement import in_one_line, shown_stage
 from moekit.rehearse.edit import Change, value
-from moekit.rehearse.rehearsal import Part, Plan
+from moekit.rehearse.plan import Part, Plan
 
 _SIZES = (
     *("model.num_layers", "model.hidden_size", "model.ffn_hidden_size", "moe.ffn_hidden_size", "model.seq_length"),
