@@ -86,6 +86,8 @@ def main() -> None:
     """The `moekit` command. A user's mistake is printed and exits with 1; a defect keeps its traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # data is UTF-8 whatever the terminal is, file names as they are
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
+    if os.environ.get("COLUMNS") == "0":  # a terminal of unknown size; rich would print nothing into it
+        del os.environ["COLUMNS"]
     try:
         _run()
     except MoekitError as refused:

@@ -255,6 +255,14 @@ def test_help_fills_its_lines(words: list[str], run: Run) -> None:
         assert not after or not line or len(line) + len(after.split()[0]) >= 76, line
 
 
+@pytest.mark.parametrize("words", [["--help"], ["chekc"]])
+def test_a_terminal_of_no_width_is_not_silent(words: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "moekit", *words]
+    environment = {**os.environ, "COLUMNS": "0"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert "Usage: moekit" in done.stdout + done.stderr
+
+
 def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: str) -> None:
         raise RuntimeError("a defect")
