@@ -260,7 +260,7 @@ def test_a_terminal_of_no_width_is_not_silent(words: list[str], tmp_path: Path) 
     command = [sys.executable, "-m", "moekit", *words]
     environment = {**os.environ, "COLUMNS": "0"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
-    assert "Usage: moekit" in done.stdout + done.stderr
+    assert "Usage: python -m moekit" in done.stdout + done.stderr
 
 
 def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
