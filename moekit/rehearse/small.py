@@ -58,12 +58,12 @@ def for_two(recipe: Recipe) -> Small:
     """
     rest = without_limits(recipe, on_cpu=True)
     layout = _layout_for_two(rest.recipe)
-    rest.why |= dict.fromkeys(layout, "two processes")
+    rest.why |= dict.fromkeys(layout, "two processes on a CPU")
     rest.recipe = changed(rest.recipe, layout)
     parallel = rest.recipe.parallel
     chunks = 2 if parallel.num_virtual_stages_per_pipeline_rank or parallel.num_layers_per_virtual_pipeline_stage else 1
     _resize(rest, recipe, layers.cut(rest.recipe, parallel.pipeline_model or 1, chunks))
-    _change(rest, _on_this_machine(rest.recipe), "a CPU")
+    _change(rest, _on_this_machine(rest.recipe), "two processes on a CPU")
     return _small(recipe, rest)
 
 
@@ -267,16 +267,16 @@ _UNEVEN = (
 def _on_this_machine(recipe: Recipe) -> dict[str, Any]:
     environment = recipe.runtime.environment
     kept = {name: to for name, to in (environment or {}).items() if not name.startswith(_OF_GPUS)}
+    if (recipe.parallel.tensor_model or 1) > 1:
+        kept["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # Megatron asks for it on a CPU too (training/arguments.py:1415)
     return {
         "parallel.distributed_backend": "gloo",
-        "runtime.device": "cpu",
         "runtime.environment": kept or None,
         "runtime.secrets": None,
     }
 
 
 _OF_GPUS = (
-    "CUDA_",
     "CUBLAS_",
     "NCCL_",
     "NVTE_",

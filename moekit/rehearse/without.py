@@ -39,6 +39,8 @@ def without_limits(recipe: Recipe, on_cpu: bool) -> Rest:
     `on_cpu`: for processes of their own on a CPU; else for stage `step`, which itself replaces what it can.
     """
     rest = Rest(recipe)
+    if on_cpu:
+        _change(rest, {"runtime.device": "cpu"}, "two processes on a CPU")
     _without_limits(rest, on_cpu)
     _for_installed(rest)
     unset_dependents(rest, recipe)
@@ -129,7 +131,10 @@ def _may_go(name: str, rest: Rest) -> bool:
     return value(rest.recipe, name) is not None
 
 
-_NEEDED = ("model.num_layers", "model.hidden_size", "moe.num_experts", "router.topk", "parallel.gpus")
+_NEEDED = (
+    *("model.stack", "model.hybrid_layer_pattern", "model.num_layers", "model.hidden_size", "model.transformer_impl"),
+    *("moe.num_experts", "moe.layer_freq", "router.topk", "parallel.gpus", "runtime.device"),
+)
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,14 @@ STRUCTURE = (
     *("moe.upcycling_granularity", "router.topk", "router.num_groups", "router.group_topk", "router.score_function"),
     *("router.dtype", "balance.type", "balance.aux_loss_coeff", "balance.enable_expert_bias"),
     *("balance.bias_update_rate", "model.mtp_num_layers", "model.softmax_type", "model.position_embedding_type"),
-    *("model.swiglu", "optimizer.name", "optimizer.weight_decay", "optimizer.clip_grad", "checkpoint.save"),
+    *(
+        "model.stack",
+        "model.swiglu",
+        "optimizer.name",
+        "optimizer.weight_decay",
+        "optimizer.clip_grad",
+        "checkpoint.save",
+    ),
     *("checkpoint.from_run", "schedule.lr", "schedule.decay_style", "schedule.warmup_iters"),
     *("schedule.wsd_decay_iters", "precision.bf16", "precision.grad_reduce_in_bf16", "overlap.grad_reduce"),
     *("overlap.param_gather", "overlap.moe_expert_parallel_comm", "memory.recompute_granularity"),
@@ -163,6 +170,32 @@ def test_two_processes_have_every_kind_of_layer(name: str, layers: int, pattern:
     recipe = shipped(for_two)[name][1].recipe
     found = recipe.moe.layer_freq
     assert (recipe.model.num_layers, found and found.text) == (layers, pattern)
+
+
+def test_two_processes_have_every_kind_of_part_of_a_stack() -> None:
+    for name in ("settings/hybrid", "settings/shortcut"):
+        recipe = shipped(for_two)[name][1].recipe
+        assert (str(recipe.model.hybrid_layer_pattern), recipe.model.num_layers) == ("*E*", 3)
+
+
+SHARED = {
+    "pipeline": ({"pipeline_model": 4, "num_virtual_stages_per_pipeline_rank": 2}, ("pipeline_model", 2)),
+    "tensor": ({"tensor_model": 4, "sequence": True}, ("tensor_model", 2)),
+}
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_two_processes_share_what_a_dense_model_divides(kind: str) -> None:
+    said, (field, ranks) = SHARED[kind]
+    recipe = changed(load("dense").recipe, {f"parallel.{name}": to for name, to in {"gpus": 16, **said}.items()})
+    small = for_two(recipe).recipe
+    assert refusals(small, load("dense"), find_cluster()) == []
+    assert value(small, f"parallel.{field}") == ranks
+    if kind == "pipeline":  # still interleaved, as many micro batches as stages
+        assert (small.parallel.num_virtual_stages_per_pipeline_rank, small.model.num_layers) == (2, 4)
+        assert small.train.global_batch_size == 2 * (small.train.micro_batch_size or 0)
+    else:  # Megatron asks for it where a tensor is divided
+        assert small.runtime.environment == {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
 
 @pytest.mark.parametrize(
