@@ -149,12 +149,14 @@ def test_pipeline_stages_train_without_max_vio(trained: Launched, launch: Launch
 def test_a_failure_names_its_first_cause(trained: Launched, launch: Launch) -> None:
     folder = data_dir(trained.run.path.parents[1], "gone")
     folder.mkdir()
-    (folder / "data-args.txt").write_text(f"{folder}/not_there\n")
+    (folder / "data-args.txt").write_text(f"{folder}/not_tokens\n")
+    for ending in (".bin", ".idx"):
+        (folder / f"not_tokens{ending}").write_bytes(b"text, not tokens " * 10)
     launched = launch("failing", SMALL + "data: {name: gone}\n")
     assert launched.wait() == 1
     launched.assert_nothing_is_left(within_s=0)
     cause = launched.text.split("training failed: ")[1].splitlines()[0]
-    assert re.match(r"rank [01]: \w+(Error|Exception): .*not_there", cause)
+    assert re.match(r"rank [01]: \w+(Error|Exception): .*not_tokens", cause)
     assert "Traceback" not in launched.text
 
 

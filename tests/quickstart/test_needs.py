@@ -102,6 +102,27 @@ def test_data_of_ones_own_needs_no_tokenizing(recipe: object, tmp_path: Path, mo
 
 
 @pytest.mark.megatron
+@pytest.mark.parametrize("text", ["data: {name: own}\n", "data: {name: own, shards: ['0.3', a, '0.7', b]}\n"])
+def test_shards_that_are_not_there(text: str, recipe: object, tmp_path: Path) -> None:
+    """By name, before Megatron is started to say so."""
+    loaded, folder = recipe(text), tmp_path / "data" / "own"  # type: ignore[operator]
+
+    def said() -> list[str]:
+        return [problem.what for problem in needs.problems(loaded, tmp_path, {})]
+
+    assert said() == [f"there is no data set `own`: {folder}"]
+    folder.mkdir(parents=True)
+    if not loaded.recipe.data.shards:
+        assert said() == [f"data set `own` has no list of its shards: {folder}/data-args.txt"]
+        (folder / "data-args.txt").write_text(f"0.3 {folder}/a\n0.7 {folder}/b\n")
+    assert said() == [f"data set `own` has no {folder}/a.bin, nor 3 other files"]
+    for name in ("a.bin", "a.idx", "b.bin"):
+        (folder / name).touch()
+    assert said() == [f"data set `own` has no {folder}/b.idx"]
+    (folder / "b.idx").touch()
+    assert said() == []
+
+
 def test_another_megatron_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.18.0")
     (message,) = found(load("quickstart"))
