@@ -146,7 +146,7 @@ def upcycling_knows_the_activation(recipe: Recipe, target: Target) -> Iterator[V
 def upcycled_tokens_meet_every_slice(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """Slices of a dense layer stand side by side and are chosen together, as the rows of their router are equal.
 
-    A warning, since it trains, from farther away: with 3 of 8 experts and 2 slices a layer's output is 31% off.
+    A warning, since it trains, from farther away: with 3 of 8 experts and 2 slices a layer is a third off.
 
     Megatron, never: a token that meets more of one slice than of another gets another layer than the dense one
     (megatron/core/transformer/moe/upcycling_utils.py:145).
