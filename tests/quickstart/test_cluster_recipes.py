@@ -5,6 +5,10 @@ Parsing and validation let settings pass that stop the trainer later, when data 
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+
 import pytest
 from launched import Launch, Launched
 
@@ -56,7 +60,7 @@ def test_the_moe_starts(name: str, changes: str, launch: Launch) -> None:
     assert rates == pytest.approx([5e-4 / 40 * step for step in (1, 2, 3)])  # the warmup of the whole budget
 
 
-def test_dense_goes_on_from_its_checkpoint(launch: Launch) -> None:
+def test_both_go_on_from_the_dense_checkpoint(launch: Launch) -> None:
     save = "checkpoint: {save_interval: 3}\n"
     dense = trained(launch("dense_save", f"base: settings/dense_save\n{SMALL_MODEL}{DENSE}{DATA}{save}"))
     continued = trained(launch("continued", f"base: settings/dense_continued\n{SMALL_MODEL}{DENSE}{DATA}"), first=4)
@@ -64,12 +68,19 @@ def test_dense_goes_on_from_its_checkpoint(launch: Launch) -> None:
     assert continued[4]["samples vs steps"] == dense[3]["samples vs steps"] + 8
     assert continued[4]["learning-rate"] == dense[1]["learning-rate"]
 
+    slices = EXPERTS.replace("num_experts: 4, ffn_hidden_size: 32", "num_experts: 8, ffn_hidden_size: 64")
+    slices = slices.replace("{num_experts", "{upcycling_granularity: 2, num_experts")
+    recipe = f"base: upcycle\n{SMALL_MODEL.replace('ffn_hidden_size: 128', 'ffn_hidden_size: 64')}{slices}{DATA}{save}"
+    upcycled = trained(launch("upcycled", recipe))
+    for metric in ("samples vs steps", "learning-rate"):
+        assert upcycled[1][metric] == continued[4][metric]
+    assert upcycled[1]["lm loss"] == pytest.approx(continued[4]["lm loss"], abs=2e-3)
 
-def test_upcycling_fails_as_check_warns(launch: Launch) -> None:
-    changes = EXPERTS.replace("ffn_hidden_size: 32", "ffn_hidden_size: 16, upcycling_granularity: 2")
-    small = SMALL_MODEL.replace("ffn_hidden_size: 128", "ffn_hidden_size: 16")
-    save = "checkpoint: {save_interval: 3}\n"
-    launched = launch("upcycled", f"base: upcycle\n{small}{changes}{DATA}{save}")
-    assert launched.wait() == 1
-    assert "warning: Megatron 0.19.2 fails while it upcycles" in launched.text
-    assert "load_checkpoint() got an unexpected keyword argument 'model'" in launched.text
+    killed = launch("killed", recipe)
+    while not killed.run.latest_checkpoint.exists():
+        assert killed.process.poll() is None, killed.text
+        time.sleep(0.05)
+    os.kill(killed.workers()[0], signal.SIGKILL)
+    assert killed.wait() == 1, killed.text
+    again = trained(launch("killed", recipe))
+    assert [again[step]["lm loss"] for step in (1, 2, 3)] == [upcycled[step]["lm loss"] for step in (1, 2, 3)]
