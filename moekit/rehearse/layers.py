@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Any
 
 from moekit.recipe.patterns import HybridPattern, LayerPattern, PipelineLayout
 from moekit.recipe.schema import Recipe
 
 AT_LEAST = 2
-"""Layers of a pipeline stage, or of the whole model without a pipeline."""
+"""Layers of a model."""
 
 
 def shortest[T](kinds: Sequence[T]) -> list[T]:
@@ -25,33 +24,6 @@ def shortest[T](kinds: Sequence[T]) -> list[T]:
     return kept
 
 
-def in_place(recipe: Recipe) -> dict[str, Any]:
-    """Fewer layers for the recipe's own pipeline; all of them where their kinds differ and no layout places them."""
-    model, moe, parallel = recipe.model, recipe.moe, recipe.parallel
-    placed = (moe.layer_freq, model.window_attn_skip_freq, model.hybrid_layer_pattern)
-    stages = parallel.pipeline_model or 1
-    if parallel.pipeline_model_layout is not None:
-        return _cut_stages(recipe, parallel.pipeline_model_layout)
-    if stages == 1:
-        return cut(recipe, stages=1, chunks=1)
-    if not model.num_layers or any(item is not None for item in placed):
-        return {}
-    changes: dict[str, Any] = {}
-    if parallel.num_layers_per_virtual_pipeline_stage:
-        chunks = max(1, model.num_layers // (stages * parallel.num_layers_per_virtual_pipeline_stage))
-        changes["parallel.num_layers_per_virtual_pipeline_stage"], count = 1, stages * chunks
-    elif parallel.num_virtual_stages_per_pipeline_rank:
-        count = stages * parallel.num_virtual_stages_per_pipeline_rank
-    else:
-        count = stages * AT_LEAST
-    counted = (parallel.account_for_embedding_in_pipeline_split, parallel.account_for_loss_in_pipeline_split)
-    count -= sum(map(bool, counted))
-    for name in ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"):
-        if getattr(parallel, name):
-            changes[f"parallel.{name}"], count = 1, count - AT_LEAST + 1
-    return {**changes, "model.num_layers": count} if 0 < count < model.num_layers else {}
-
-
 def cut(recipe: Recipe, stages: int, chunks: int) -> dict[str, Any]:
     """The shortest model with every kind of layer, for so many pipeline stages of so many virtual ones each."""
     if recipe.model.hybrid_layer_pattern is not None:
@@ -59,14 +31,14 @@ def cut(recipe: Recipe, stages: int, chunks: int) -> dict[str, Any]:
     model = recipe.model
     if not model.num_layers:
         return {}
-    kinds = _filled(shortest(_kinds(recipe, model.num_layers)), stages * chunks)
-    changes = _of_kinds(recipe, kinds)
+    kinds = _filled(shortest(kinds_of(recipe, model.num_layers)), stages * chunks)
+    changes = of_kinds(recipe, kinds)
     if recipe.parallel.pipeline_model_layout is not None:
         changes["parallel.pipeline_model_layout"] = _layout(len(kinds), stages, model.mtp_num_layers or 0)
     return changes
 
 
-def _of_kinds(recipe: Recipe, kinds: Sequence[tuple[bool, bool]]) -> dict[str, Any]:
+def of_kinds(recipe: Recipe, kinds: Sequence[tuple[bool, bool]]) -> dict[str, Any]:
     """So many layers, each of its kind."""
     moe, model = recipe.moe, recipe.model
     changes: dict[str, Any] = {"model.num_layers": len(kinds)}
@@ -76,15 +48,6 @@ def _of_kinds(recipe: Recipe, kinds: Sequence[tuple[bool, bool]]) -> dict[str, A
     if model.window_attn_skip_freq and _windows(model.window_attn_skip_freq, len(kinds)) != windows:
         changes["model.window_attn_skip_freq"] = _pattern(windows)
     return changes
-
-
-def _cut_stages(recipe: Recipe, layout: PipelineLayout) -> dict[str, Any]:
-    """On every virtual stage the shortest row with the kinds it has."""
-    kinds = iter(_kinds(recipe, recipe.model.num_layers or layout.count("t")))
-    rows = [shortest(list(islice(kinds, stage.count("t")))) for stage in layout.stages]
-    cut = [re.sub("t+", "t" * len(row), stage) for stage, row in zip(layout.stages, rows, strict=True)]
-    changes = _of_kinds(recipe, [kind for row in rows for kind in row])
-    return {**changes, "parallel.pipeline_model_layout": PipelineLayout.parse("|".join(cut))}
 
 
 def _cut_stack(recipe: Recipe, pattern: HybridPattern, stages: int) -> dict[str, Any]:
@@ -104,7 +67,7 @@ def _filled[T](kinds: list[T], stages: int) -> list[T]:
     return kinds + kinds[-1:] * (-(-count // stages) * stages - len(kinds))
 
 
-def _kinds(recipe: Recipe, count: int) -> list[tuple[bool, bool]]:
+def kinds_of(recipe: Recipe, count: int) -> list[tuple[bool, bool]]:
     """For each layer, whether it has experts and whether its attention has a window."""
     moe, model = recipe.moe, recipe.model
     experts = [bool(moe.num_experts)] * count if moe.layer_freq is None else list(moe.layer_freq.is_moe(count))

@@ -16,9 +16,10 @@ from moekit.megatron.cpu_limits import Limit
 from moekit.recipe.schema import Recipe
 from moekit.recipe.schema.moe import Balance, Moe, Router
 from moekit.recipe.sizes import expert_tensor_ranks, sizes
-from moekit.rehearse import layers
 from moekit.rehearse.edit import Change, changed, differences, value
 from moekit.rehearse.instead import UPCYCLING
+from moekit.rehearse.layers import cut
+from moekit.rehearse.stages import in_place
 from moekit.rehearse.without import Rest, options_left, unset_dependents, without_limits
 
 ITERATIONS = 3
@@ -46,7 +47,7 @@ def for_the_world(recipe: Recipe) -> Small:
     if recipe.moe.use_upcycling:
         rest.limits.append(UPCYCLING)
         _change(rest, {"moe.use_upcycling": None}, f"{UPCYCLING.feature}: {UPCYCLING.reason}")
-    _resize(rest, recipe, layers.in_place(rest.recipe))
+    _resize(rest, recipe, in_place(rest.recipe))
     return _small(recipe, rest)
 
 
@@ -62,7 +63,7 @@ def for_two(recipe: Recipe) -> Small:
     rest.recipe = changed(rest.recipe, layout)
     parallel = rest.recipe.parallel
     chunks = 2 if parallel.num_virtual_stages_per_pipeline_rank or parallel.num_layers_per_virtual_pipeline_stage else 1
-    _resize(rest, recipe, layers.cut(rest.recipe, parallel.pipeline_model or 1, chunks))
+    _resize(rest, recipe, cut(rest.recipe, parallel.pipeline_model or 1, chunks))
     _change(rest, _on_this_machine(rest.recipe), "two processes on a CPU")
     return _small(recipe, rest)
 

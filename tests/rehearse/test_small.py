@@ -136,17 +136,34 @@ def test_the_world_and_its_layout_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "layout", "pattern"),
+    ("name", "said"),
     [
-        ("settings/mtp", "Et|tmL", None),
-        ("models/deepseek_v3_gb200", f"Ett|{'t|' * 14}tmL", f"[0,{','.join('1' * 16)}]"),
-        ("models/deepseek_v3_h100", f"Et|{'t|' * 30}mL", f"[0,0,{','.join('1' * 29)}]"),
+        ("settings/mtp", {"parallel.pipeline_model_layout": "Et|tmL", "model.num_layers": 2}),
+        (
+            "models/deepseek_v3_gb200",
+            {"parallel.pipeline_model_layout": f"Ett|{'t|' * 14}tmL", "moe.layer_freq": f"[0{',1' * 16}]"},
+        ),
+        (
+            "models/deepseek_v3_h100",
+            {"parallel.pipeline_model_layout": f"Et|{'t|' * 30}mL", "moe.layer_freq": f"[0,0{',1' * 29}]"},
+        ),
+        (
+            "models/glm_4_5_air",
+            {
+                "parallel.decoder_first_pipeline_num_layers": 2,
+                "parallel.decoder_last_pipeline_num_layers": 1,
+                "moe.layer_freq": "[0,1,1,1,1]",
+            },
+        ),
+        ("models/qwen3_235b_h100", {"model.num_layers": 8 * 4 * 2 - 2}),
+        ("settings/offload", {"model.num_layers": 4, "parallel.num_layers_per_virtual_pipeline_stage": 1}),
+        ("models/mixtral_8x22b", {"model.num_layers": 8}),
     ],
 )
-def test_every_stage_of_the_world_keeps_its_kinds_of_layer(name: str, layout: str, pattern: str | None) -> None:
+def test_every_stage_of_the_world_keeps_its_kinds_of_layer(name: str, said: dict[str, object]) -> None:
     recipe = shipped(for_the_world)[name][1].recipe
-    assert str(recipe.parallel.pipeline_model_layout) == layout
-    assert (recipe.moe.layer_freq and str(recipe.moe.layer_freq)) == pattern
+    found = {field: value(recipe, field) for field in said}
+    assert {field: str(at) if hasattr(at, "parse") else at for field, at in found.items()} == said
 
 
 def test_two_processes_share_the_most_telling_part_of_the_layout() -> None:
