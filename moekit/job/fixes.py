@@ -6,13 +6,14 @@ number: a checkout may carry any.
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 
 def install() -> list[dict[str, str]]:
     """Repair what needs it in the Megatron on `sys.path`; the list of what was done."""
-    return [done for done in (dataset_helpers(), optimizer_resume()) if done]
+    return [done for done in (dataset_helpers(), optimizer_resume(), fp32_resume()) if done]
 
 
 def dataset_helpers() -> dict[str, str] | None:
@@ -85,4 +86,28 @@ def optimizer_resume() -> dict[str, str] | None:
         "name": "optimizer_resume",
         "why": "the distributed optimizer cannot load its checkpoint without Transformer Engine or Apex",
         "source": "megatron/core/optimizer/distrib_optimizer.py: state_dict, load_state_dict",
+    }
+
+
+def fp32_resume() -> dict[str, str] | None:
+    """Let the distributed optimizer load the checkpoint of a model in fp32, on any device.
+
+    Its parameters are then views of the model's own, which want gradients, and the checkpoint's are copied over them
+    without `torch.no_grad`: `a view of a leaf Variable that requires grad is being used in an in-place operation`.
+    Steps aside where the copy is made without gradients.
+    """
+    from megatron.core.optimizer import distrib_optimizer
+
+    optimizer_class = distrib_optimizer.DistributedOptimizer
+    before, _, body = inspect.getsource(optimizer_class).partition("    def _set_main_param_and_optimizer_states(")
+    if "no_grad" in before.rpartition("\n\n")[2] + body.partition("\n    def ")[0]:
+        return None
+    import torch
+
+    copy_in = optimizer_class._set_main_param_and_optimizer_states
+    optimizer_class._set_main_param_and_optimizer_states = torch.no_grad()(copy_in)
+    return {
+        "name": "fp32_resume",
+        "why": "the distributed optimizer cannot load the checkpoint of a model in fp32",
+        "source": "megatron/core/optimizer/distrib_optimizer.py: _set_main_param_and_optimizer_states",
     }

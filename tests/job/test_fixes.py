@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from job_runs import read_metrics
+from job_runs import EXPERT_PARALLEL, SAVE, TINY_MOE, read_metrics
 
 pytestmark = pytest.mark.megatron
 
@@ -50,3 +51,18 @@ def test_resume_with_the_distributed_optimizer_is_exact(trained: Path, resumed: 
     for step, values in (parts[0] | parts[1]).items():
         expected = {name: value for name, value in straight[step].items() if not name.endswith("-time")}
         assert {name: value for name, value in values.items() if not name.endswith("-time")} == expected, step
+
+
+@pytest.mark.train
+def test_resume_in_fp32_is_exact(tmp_path: Path, launch: Callable[..., None]) -> None:
+    argv = [word for word in (*TINY_MOE, *EXPERT_PARALLEL, *SAVE, "--log-interval", "1") if word != "--bf16"]
+    argv += ["--train-iters", "4", "--eval-interval", "100"]
+    launch(tmp_path, [*argv, "--exit-interval", "2"])
+    launch(tmp_path, [*argv, "--load", "checkpoints"], attempt=2)
+    (tmp_path / "straight").mkdir()
+    launch(tmp_path / "straight", argv)
+    parts = [read_metrics(tmp_path / "attempts" / attempt / "metrics.jsonl") for attempt in ("1", "2")]
+    assert [sorted(part) for part in parts] == [[1, 2], [3, 4]]
+    straight = read_metrics(tmp_path / "straight/attempts/1/metrics.jsonl")
+    for step, values in (parts[0] | parts[1]).items():
+        assert (values["lm loss"], values["grad-norm"]) == (straight[step]["lm loss"], straight[step]["grad-norm"])
