@@ -19,8 +19,8 @@ Made from the recipes by `pytest tests/settings --update-golden`. Each can be la
 
 **Judged** says how far, on a machine without a GPU: by the *table* of that Megatron's options, which every recipe
 passes; by the real Megatron 0.19.2, from its *parser* to its process groups; until the *model is built* on the meta
-device; and by *three steps* of its trainer, with all widths divided so that the hidden size is 64. Fused kernels are
-replaced by plain torch in both. What is not judged says why. No recipe is judged on a GPU here.
+device; and by *three steps* of its trainer as rank 0 of all its ranks, made small as `moekit rehearse` does, without
+what a CPU cannot do. Fused kernels are replaced by plain torch in both. No recipe is judged on a GPU here.
 """
 GROUPS = (
     ("The handbook's own", "", "They have no folder: `moekit check first_moe`."),
@@ -28,8 +28,8 @@ GROUPS = (
     (
         "Models",
         "models/",
-        "Sizes stand in `models/shapes/`, layouts in these. Every model takes three steps on a CPU, shrunk, with what "
-        "only a GPU has taken out by name (tests/quickstart/test_model_recipes.py).",
+        "Sizes stand in `models/shapes/`, layouts in these. Every model also takes three steps with two processes on a "
+        "CPU, shrunk (tests/quickstart/test_model_recipes.py).",
     ),
 )
 
@@ -61,7 +61,7 @@ def _entry(name: str, judged: Mapping[str, str]) -> Iterator[str]:
         for line in textwrap.wrap(text, 120, subsequent_indent="  ", **_WHOLE_WORDS):
             yield line.replace(_KEPT, " ")
     yield f"- needs {_needs(name)}"
-    yield f"- judged: {', '.join(_how_far(judged))}"
+    yield from textwrap.wrap(f"- judged: {', '.join(_how_far(judged))}", 120, subsequent_indent="  ", **_WHOLE_WORDS)
 
 
 def _change(field: str, before: object, after: object) -> str:
@@ -90,9 +90,10 @@ def _needs(name: str) -> str:
 def _how_far(judged: Mapping[str, str]) -> Iterator[str]:
     yield "table"
     if "parse" in judged:
-        yield f"not by Megatron 0.19.2 ({judged['parse']})"
-        return
-    yield "parser to process groups"
-    yield "model built" if judged["build"] == "passed" else f"model not ({judged['build']})"
-    if "step" in judged:
-        yield "three steps" if judged["step"] == "passed" else f"no step ({judged['step']})"
+        yield f"not whole by Megatron 0.19.2 ({judged['parse']})"
+    else:
+        yield "parser to process groups"
+        yield "model built" if judged["build"] == "passed" else f"model not ({judged['build']})"
+    yield (
+        judged["step"].replace("passed", "three steps") if "passed" in judged["step"] else f"no step ({judged['step']})"
+    )
