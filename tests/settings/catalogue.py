@@ -29,7 +29,7 @@ GROUPS = (
         "Models",
         "models/",
         "Sizes stand in `models/shapes/`, layouts in these. Every model also takes three steps with two processes on a "
-        "CPU, shrunk (tests/quickstart/test_model_recipes.py).",
+        "CPU, made small.",
     ),
 )
 
