@@ -219,7 +219,10 @@ def _empty_exchanges(torch: Any) -> None:
     exchange = torch.distributed.all_to_all_single
 
     def all_to_all_single(output: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
-        return exchange(output, input, *args, **kwargs) if output.numel() and input.numel() else None
+        if output.numel() and input.numel():
+            return exchange(output, input, *args, **kwargs)
+        nothing, others = output[:0], {name: to for name, to in kwargs.items() if not name.endswith("split_sizes")}
+        return exchange(nothing, nothing, **others)  # `async_op` wants something to wait for
 
     torch.distributed.all_to_all_single = all_to_all_single
 

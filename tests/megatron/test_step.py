@@ -24,6 +24,11 @@ PASSED = {
     "no groups": edit(TINY_MOE, without="--group-query-attention --num-query-groups"),
     "recomputed": edit(TINY_MOE, "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"),
     "no token comes back": edit(TINY_MOE, "--moe-router-load-balancing-type quantile_balancing"),
+    "nor behind a shared expert": edit(
+        TINY_MOE,
+        "--moe-router-load-balancing-type quantile_balancing "
+        "--moe-shared-expert-intermediate-size 64 --moe-shared-expert-overlap",
+    ),
     "pipeline": edit(TINY_MOE, "--pipeline-model-parallel-size 2 --expert-model-parallel-size 4"),
     "fp16": edit(TINY_MOE, "--fp16", without="--bf16"),
     "dense": edit(
