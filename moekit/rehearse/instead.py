@@ -77,7 +77,7 @@ INSTEAD: dict[str, Instead] = {
     "Mamba or latent attention in a hybrid stack": {"model.hybrid_layer_pattern": _local_hybrid},
     "CUDA graphs": {
         "model.cuda_graph_impl": None,
-        "megatron.extra": ("--cuda-graph", "--enable-cuda-graph", "--external-cuda-graph", "--optimizer-cuda-graph"),
+        "megatron.extra": ("--cuda-graph", "--enable-cuda-graph", "--external-cuda-graph"),
     },
     "MoE with tensor parallel": {"parallel.expert_tensor": expert_tensor_ranks, "parallel.tensor_model": 1},
     "grouped experts with a bias": _unsets("moe.grouped_gemm"),
@@ -113,11 +113,11 @@ INSTEAD: dict[str, Instead] = {
     "gradient accumulation fusion": {"model.no_gradient_accumulation_fusion": True},
     "persistent layer norm": {"model.no_persist_layer_norm": True},
     "MoE permute and router fusion": _unsets("moe.permute_fusion", "router.fusion"),
-    "Muon": {
+    "emerging optimizers": {
         "optimizer.name": "adam",
         **_unsets("optimizer.muon_extra_scale_factor", "optimizer.muon_momentum", "optimizer.muon_num_ns_steps"),
         **_unsets("optimizer.muon_scale_mode", "optimizer.muon_tp_mode", "router.skip_muon"),
-        "megatron.extra": ("--muon",),
+        "megatron.extra": ("--muon", "--lion", "--soap"),
     },
     "precision-aware optimizer": {
         **_unsets("optimizer.use_precision_aware_optimizer", "optimizer.main_grads_dtype"),
@@ -131,6 +131,7 @@ INSTEAD: dict[str, Instead] = {
     "memory history": _unsets("profile.record_memory_history"),
     "Nsight Systems": _unsets("profile.enabled"),
     "GPU sniff test": _unsets("monitor.gpu_sniff_test_interval"),
+    "the optimizer's CUDA graph": {"megatron.extra": ("--optimizer-cuda-graph",)},
     "NCCL user buffers": {"megatron.extra": ("--use-nccl-ub",)},
     "tensor-parallel overlap": {"overlap.tp_comm_overlap": None, "megatron.extra": ("--tp-comm", "--disable-tp-comm")},
     "reinforcement learning": {
@@ -155,12 +156,13 @@ def _on(*dests: str) -> Callable[[Values], bool]:
     return lambda values: any(values.get(dest) for dest in dests)
 
 
-def _muon(values: Values) -> bool:
-    return "muon" in (values.get("optimizer") or "") and find_spec("emerging_optimizers") is None
+def _emerging(values: Values) -> bool:
+    """Muon, Lion, Soap and their like (core/optimizer/__init__.py:757)."""
+    return values.get("optimizer") not in (None, "adam", "sgd") and find_spec("emerging_optimizers") is None
 
 
 FURTHER: list[tuple[Limit, Callable[[Values], bool]]] = [
-    (Limit("Muon", "package emerging_optimizers is not installed here", "counted"), _muon),
+    (Limit("emerging optimizers", "their package, emerging_optimizers, is not installed here", "counted"), _emerging),
     (
         Limit("precision-aware optimizer", "its kernels are Transformer Engine's", "counted"),
         _on("use_precision_aware_optimizer"),
@@ -181,6 +183,7 @@ FURTHER: list[tuple[Limit, Callable[[Values], bool]]] = [
         lambda values: bool(values.get("profile")) and not values.get("use_pytorch_profiler"),
     ),
     (Limit("GPU sniff test", "it times what GPUs do", "counted"), _on("gpu_sniff_test_interval")),
+    (Limit("the optimizer's CUDA graph", "a CPU has none", "counted"), _on("optimizer_cuda_graph")),
     (Limit("NCCL user buffers", "they are GPU memory", "counted"), _on("nccl_ub")),
     (Limit("reinforcement learning", "it needs an inference engine", "counted"), _on("perform_rl_step")),
     (

@@ -13,7 +13,7 @@ import pytest
 from moekit import share
 from moekit.launch.cluster import Cluster, find_cluster
 from moekit.launch.flat import flat_yaml
-from moekit.megatron import cpu_limits
+from moekit.megatron import cpu_limits, step
 from moekit.recipe.check import problems_of
 from moekit.recipe.load import Loaded, load
 from moekit.recipe.schema import Recipe
@@ -45,6 +45,14 @@ def refusals(recipe: Recipe, loaded: Loaded, cluster: Cluster) -> list[str]:
 
 def test_every_limit_has_what_is_said_instead() -> None:
     assert {limit.feature for limit, _ in (*cpu_limits._LIMITS, *FURTHER)} == set(INSTEAD)
+
+
+def test_whatever_has_no_step_is_taken_out() -> None:
+    known = [applies for _, applies in (*cpu_limits._LIMITS, *FURTHER)]
+    unknown = [
+        dest for dest, _, _ in step._NO_STEP if not any(applies({dest: True}) > applies({}) for applies in known)
+    ]
+    assert unknown == ["moe_use_upcycling"]  # which two processes can
 
 
 @EACH
