@@ -32,7 +32,7 @@ def changes(name: str) -> dict[str, tuple[Any, Any]]:
     base = base_of(name)
     before = plain_values(load(base).recipe) if base else {}
     after = plain_values(load(name).recipe)
-    names = sorted({**before, **after}.keys() - {"summary"}, key=order)
+    names = sorted((name for name in {**before, **after} if name != "summary"), key=order)
     return {field: (before.get(field), after.get(field)) for field in names if before.get(field) != after.get(field)}
 
 
