@@ -49,9 +49,8 @@ class Plan:
 
     @property
     def left_out(self) -> list[Limit]:
-        """What a CPU cannot do, and so is taken out or replaced."""
-        found = {limit.feature: limit for small in (self.world, self.two) for limit in small.not_judged}
-        return list(found.values())
+        """What a CPU cannot do, and so is taken out or replaced where two processes train."""
+        return list(self.two.not_judged)
 
     @property
     def changes(self) -> dict[str, tuple[Change, ...]]:
