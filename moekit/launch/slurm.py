@@ -1,7 +1,7 @@
 """Slurm's commands, called: each bounded in time, and told nothing by the job that moekit itself may run in.
 
-`submit`, `jobs`, `jobs_in` and `cancel` are all that moekit asks of a cluster. What they print is read in
-`slurm_text.py`.
+`submit`, `jobs`, `jobs_in` and `cancel` are what moekit asks about runs; `call` is for any other client. What they print
+is read in `slurm_text.py`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def submit(folder: Path, options: Sequence[str] = (), script: str = "job.sbatch"
         MoekitError: Slurm refused it, in its own words. There is no job.
     """
     command = ["sbatch", "--parsable", f"--chdir={folder}", *options, script]
-    said = _call(command, SUBMIT_TIMEOUT_S, folder)
+    said = call(command, SUBMIT_TIMEOUT_S, folder)
     if said.code:
         why, more = slurm_text.refusal(said.err)
         if slurm_text.no_answer(said.err):
@@ -93,7 +93,7 @@ def jobs_in(folders: Iterable[Path]) -> dict[Path, list[Job]]:
         Unanswered: Slurm gave no answer.
     """
     by_name = {str(shape): folder for folder in folders for shape in (folder, folder.resolve())}
-    said = _call(["squeue", "--me", *_SQUEUE], QUERY_TIMEOUT_S)
+    said = call(["squeue", "--me", *_SQUEUE], QUERY_TIMEOUT_S)
     if said.code:
         raise _unreadable(said, {})
     found: dict[Path, list[Job]] = {}
@@ -112,7 +112,7 @@ def cancel(ids: Collection[str]) -> None:
     """
     for where in sorted({slurm_text.cluster(job) for job in ids}):
         numbers = [slurm_text.number(job) for job in ids if slurm_text.cluster(job) == where]
-        said = _call(["scancel", *_clusters([f";{where}"] if where else []), *numbers], QUERY_TIMEOUT_S)
+        said = call(["scancel", *_clusters([f";{where}"] if where else []), *numbers], QUERY_TIMEOUT_S)
         if said.code:
             if slurm_text.no_answer(said.err):
                 raise _unreadable(said, {})
@@ -125,14 +125,14 @@ _SACCT = ("--noheader", "--allocations", "--parsable2", "--format=" + ",".join(s
 
 def _squeue(ids: Sequence[str], known: Mapping[str, Job]) -> list[Job]:
     command = ["squeue", *_clusters(ids), *_SQUEUE, f"--jobs={','.join(map(slurm_text.number, ids))}"]
-    said = _call(command, QUERY_TIMEOUT_S, known=known)
+    said = call(command, QUERY_TIMEOUT_S, known=known)
     if said.code == 0:
         return slurm_text.squeue_jobs(said.out)
     if slurm_text.unknown_job(said.err):  # of a single one; of several it leaves out what it does not know
         return []
     if slurm_text.no_answer(said.err):
         raise _unreadable(said, known)
-    told = _call(["scontrol", *_clusters(ids), "--oneliner", "show", "job"], QUERY_TIMEOUT_S, known=known)
+    told = call(["scontrol", *_clusters(ids), "--oneliner", "show", "job"], QUERY_TIMEOUT_S, known=known)
     if told.code:
         raise _unreadable(said, known)
     return slurm_text.scontrol_jobs(told.out)
@@ -142,7 +142,7 @@ def _sacct(ids: Sequence[str], known: Mapping[str, Job]) -> list[Job]:
     if shutil.which("sacct") is None:
         return []
     command = ["sacct", *_clusters(ids), *_SACCT, f"--jobs={','.join(map(slurm_text.number, ids))}"]
-    said = _call(command, QUERY_TIMEOUT_S, known=known)
+    said = call(command, QUERY_TIMEOUT_S, known=known)
     if said.code and not slurm_text.no_accounting(said.err):
         raise _unreadable(said, known)
     return slurm_text.sacct_jobs(said.out)
@@ -162,28 +162,42 @@ def _add(found: dict[str, Job], ids: Iterable[str], listed: Iterable[Job]) -> No
 
 
 @dataclass(frozen=True)
-class _Said:
+class Said:
+    """What a client said."""
+
     command: str
     code: int
+    """Its exit code."""
     out: str
     err: str
 
 
-def _unreadable(said: _Said, known: Mapping[str, Job]) -> Unanswered:
+def _unreadable(said: Said, known: Mapping[str, Job]) -> Unanswered:
     words = " ".join(said.err.split()) or f"it ends with {said.code}"
     return Unanswered(Problem("", f"{said.command} has no answer from Slurm: {words}"), known)
 
 
-def _call(
-    command: Sequence[str], timeout_s: float, folder: Path | None = None, known: Mapping[str, Job] | None = None
-) -> _Said:
-    """Run a client to its end, or no longer than a time; nothing of it is left behind, not even if moekit is killed."""
+def call(
+    command: Sequence[str],
+    timeout_s: float = QUERY_TIMEOUT_S,
+    folder: Path | None = None,
+    known: Mapping[str, Job] | None = None,
+    text: str = "",
+) -> Said:
+    """Run a client to its end, or no longer than a time; nothing of it is left behind, not even if moekit is killed.
+
+    `folder` is its working directory, `text` its standard input; `known` goes into the error.
+
+    Raises:
+        Unanswered: it took longer.
+        MoekitError: it is not on PATH.
+    """
     try:
         process = subprocess.Popen(
             command,
             cwd=folder,
             env=outer_environment(os.environ),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -195,7 +209,7 @@ def _call(
         what = f"`{command[0]}` is not on PATH"
         raise error(what, "run this on a login node of the cluster, where Slurm's commands are") from None
     try:
-        out, err = process.communicate(timeout=timeout_s)
+        out, err = process.communicate(text, timeout=timeout_s)
     except subprocess.TimeoutExpired:
         what = f"Slurm does not answer: `{command[0]}` took longer than {timeout_s:g} s"
         raise Unanswered(Problem("", what, "`scontrol ping` says whether its controller is up"), known) from None
@@ -203,10 +217,10 @@ def _call(
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            for pipe in (process.stdout, process.stderr):
+            for pipe in (process.stdin, process.stdout, process.stderr):
                 if pipe:
                     pipe.close()
-    return _Said(command[0], process.returncode, out, err)
+    return Said(command[0], process.returncode, out, err)
 
 
 def outer_environment(environ: Mapping[str, str]) -> dict[str, str]:
