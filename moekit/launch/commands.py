@@ -97,7 +97,7 @@ def _files(loaded: Loaded, name: str, shared_root: Path, cluster: Any | None) ->
 
 def _print_or_write(files: Mapping[str, str], run: Path, folder: str, as_json: bool, local: bool) -> None:
     """What a dry run gives: files on standard output, or in a folder; what to do next on standard error."""
-    from moekit.launch.rundir import claim, write
+    from moekit.launch.folders import claim, write
 
     if folder:
         claim(Path(folder), "`--dry-run=DIR` takes a folder that is not there yet")

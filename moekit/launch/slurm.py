@@ -1,7 +1,7 @@
 """Slurm's commands, called: each bounded in time, and told nothing by the job that moekit itself may run in.
 
-`submit`, `jobs`, `jobs_in` and `cancel` are what moekit asks about runs; `call` is for any other client. What they print
-is read in `slurm_text.py`.
+`submit`, `jobs`, `jobs_in` and `cancel` are what moekit asks about runs; `call` is for any other client. What they
+print is read in `slurm_text.py`.
 """
 
 from __future__ import annotations
