@@ -22,7 +22,13 @@ ROOMS = {
     "schema": "moekit.recipe.commands",
     "rules": "moekit.recipe.commands",
     "import": "moekit.recipe.commands",
+    "init": "moekit.launch.init_commands",
     "launch": "moekit.launch.commands",
+    "status": "moekit.launch.run_commands",
+    "list": "moekit.launch.run_commands",
+    "logs": "moekit.launch.run_commands",
+    "cancel": "moekit.launch.run_commands",
+    "resume": "moekit.launch.run_commands",
     "megatron": "moekit.megatron.commands",
 }
 """Where each command lives; a room is imported when one of its commands is asked for."""

@@ -6,19 +6,19 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
 
-from moekit.problems import MoekitError, error
+from moekit.problems import MoekitError, error, print_problems
 from moekit.recipe.commands import JsonOption, ProfileOption, RecipeArgument, checked
 from moekit.recipe.load import Loaded
 
-app = typer.Typer()
+if TYPE_CHECKING:
+    from moekit.launch.cluster import Cluster
 
-LOCAL_ROOT = "moekit-local"
-"""Where runs, data, tokenizers and metrics of this machine lie, in the working directory."""
+app = typer.Typer()
 
 
 class _Launch(TyperCommand):
@@ -52,22 +52,27 @@ def launch(
             help="Print the files of the run directory and stop; with =DIR, write them into that new folder instead.",
         ),
     ] = None,
+    no_submit: Annotated[
+        bool, typer.Option("--no-submit", help="Write the run directory, and leave `sbatch job.sbatch` there to you.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check a recipe, make its run directory, and train it.
+
+    On Slurm, from a login node, everything that is missing is told at once: image, checkout, tokenizer, data. Then the
+    run's directory is written below the profile's `shared_root`, and its job submitted. `moekit status`, `logs`,
+    `cancel` and `resume` take the run's name.
 
     On this machine the run lies below `moekit-local/` (with `--profile`, below the profile's `shared_root`); the same
     command again goes on from the last checkpoint.
     """
     from moekit.launch.cluster import find_cluster
+    from moekit.launch.runs import LOCAL_ROOT
 
     cluster = find_cluster(profile)
     loaded = checked(recipe, cluster)
     name = name or loaded.name
-    on_cpu = loaded.recipe.runtime.device == "cpu"
-    local = where == "local" or (where is None and on_cpu)
-    if on_cpu and not local:
-        raise _at_device(loaded, "`runtime.device: cpu` trains on this machine, not in a Slurm job")
+    local = where == "local" or (where is None and loaded.recipe.runtime.device == "cpu")
     shared_root = Path(cluster.shared_root) if profile or not local else Path.cwd() / LOCAL_ROOT
     if dry_run is not None:
         files = _files(loaded, name, shared_root, None if local else cluster)
@@ -76,18 +81,42 @@ def launch(
         from moekit.launch.local import launch_local
 
         raise typer.Exit(launch_local(loaded, name, shared_root))
+    elif no_submit:
+        _write_only(loaded, name, cluster, as_json)
+    elif where is None and not profile:
+        raise _nowhere(recipe)
     else:
-        raise error(
-            "moekit does not submit jobs by itself yet",
-            f"`moekit launch {recipe} --dry-run=DIR` writes the run directory; `sbatch job.sbatch` there starts it",
+        _submit(loaded, name, cluster, profile, as_json)
+
+
+def _nowhere(recipe: str) -> MoekitError:
+    """A recipe for GPUs, and nothing that says which."""
+    ways = f"`moekit launch {recipe} --profile FILE` submits it, `--on local` trains here, `--dry-run` shows the job"
+    return error("no `--profile` says on which cluster to train", f"{ways}; `moekit init` writes a profile")
+
+
+def _submit(loaded: Loaded, name: str, cluster: Cluster, profile: str | None, as_json: bool) -> None:
+    """Submit a run, and say what became of it and what to do next."""
+    from moekit.launch.report import say_submitted
+    from moekit.launch.submit import launch_slurm
+
+    say_submitted(launch_slurm(loaded, name, cluster), profile, as_json)
+
+
+def _write_only(loaded: Loaded, name: str, cluster: Cluster, as_json: bool) -> None:
+    from moekit.launch.submit import write_only
+
+    run, lacking = write_only(loaded, name, cluster)
+    print_problems(lacking)
+    if as_json:
+        print(json.dumps({"run": name, "directory": str(run.path), "jobs": []}, indent=1))
+    else:
+        print(
+            f"{name} is written, and not submitted\n  directory   {run.path}\n  next        `sbatch job.sbatch` there"
         )
 
 
-def _at_device(loaded: Loaded, what: str) -> MoekitError:
-    return error(what, "leave `--on` out, or unset it with `null`", loaded.source.where("runtime.device"))
-
-
-def _files(loaded: Loaded, name: str, shared_root: Path, cluster: Any | None) -> dict[str, str]:
+def _files(loaded: Loaded, name: str, shared_root: Path, cluster: Cluster | None) -> dict[str, str]:
     """The run directory's files, for this machine or for a cluster."""
     from moekit.launch.rundir import run_files
     from moekit.launch.script import slurm_files

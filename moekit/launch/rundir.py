@@ -126,6 +126,10 @@ class RunDir:
         """A file for each Slurm job that started, named by its number: the job's first act."""
         return self.path / "jobs"
 
+    def job_log(self, job: str) -> Path:
+        """What a job prints outside its training, by its id."""
+        return self.path / f"slurm-{job.partition(';')[0]}.log"
+
     def attempt(self, number: int | str) -> AttemptDir:
         """One start, from 1; the letter `N` in the arguments, where the training process puts the number in."""
         return AttemptDir(self.attempts / str(number))

@@ -103,8 +103,8 @@ def jobs_in(folders: Iterable[Path]) -> dict[Path, list[Job]]:
     return found
 
 
-def cancel(ids: Collection[str]) -> None:
-    """Ask Slurm to end jobs; it says nothing of those that have ended.
+def cancel(ids: Collection[str], options: Sequence[str] = ()) -> None:
+    """Ask Slurm to end jobs, or with `--signal` among scancel's options to signal them; silent of those that ended.
 
     Raises:
         Unanswered: Slurm gave no answer.
@@ -112,7 +112,7 @@ def cancel(ids: Collection[str]) -> None:
     """
     for where in sorted({slurm_text.cluster(job) for job in ids}):
         numbers = [slurm_text.number(job) for job in ids if slurm_text.cluster(job) == where]
-        said = call(["scancel", *_clusters([f";{where}"] if where else []), *numbers], QUERY_TIMEOUT_S)
+        said = call(["scancel", *_clusters([f";{where}"] if where else []), *options, *numbers], QUERY_TIMEOUT_S)
         if said.code:
             if slurm_text.no_answer(said.err):
                 raise _unreadable(said, {})
