@@ -19,6 +19,7 @@ from moekit.problems import error
 from moekit.recipe.load import Loaded
 from moekit.recipe.names import RUN_NAME
 from moekit.recipe.schema import Recipe
+from moekit.recipe.sizes import total_steps
 
 PROJECT = "moekit"
 """The tracker project that runs are sent to."""
@@ -85,6 +86,11 @@ class RunDir:
     def argv_resume(self) -> Path:
         """The same for a start from the run's own checkpoint."""
         return self.path / "argv.resume"
+
+    @property
+    def end(self) -> Path:
+        """Two lines: the last step of the whole training, and the multiple of steps at which it stops, or 0."""
+        return self.path / "end"
 
     @property
     def job(self) -> Path:
@@ -248,12 +254,15 @@ def run_files(loaded: Loaded, name: str, shared_root: str | Path, cluster: str |
         "recipe": loaded.name,
         "recipe_sha256": hashlib.sha256(recipe.encode()).hexdigest(),
     }
-    here = RunDir(Path())
+    if loaded.group:
+        provenance |= {"group": loaded.group, "compared_with": loaded.compared_with}
+    here, total = RunDir(Path()), total_steps(loaded.recipe)
     return {
         str(here.recipe): recipe,
         str(here.argv_first): lines(argv(run_arguments(loaded.recipe, name, shared_root, resume=False))),
         str(here.argv_resume): lines(argv(run_arguments(loaded.recipe, name, shared_root, resume=True))),
         str(here.provenance): json.dumps(provenance, indent=2) + "\n",
+        **({str(here.end): f"{total}\n{loaded.recipe.train.exit_interval or 0}\n"} if total else {}),
         **job_files(),
     }
 

@@ -109,10 +109,10 @@ def load_partly(given: str) -> Loaded:
     return first
 
 
-def load_each(given: str) -> list[Loaded]:
+def load_each(given: str, name: str | None = None) -> list[Loaded]:
     """The recipe of a path or of a shipped name, or all of a sweep's, or the one of `SWEEP:VARIANT`.
 
-    Like `load_partly`, what a field cannot take is left unset and listed.
+    `name` is called so in the place of the file: the recipe, or the sweep. Like `load_partly`, what a field cannot take is left unset and listed.
 
     Raises:
         MoekitError: a file that cannot be taken apart at all, or nothing has that name.
@@ -125,12 +125,12 @@ def load_each(given: str) -> list[Loaded]:
     from moekit.recipe import sweep  # here: it builds on this file
 
     if sweep.is_sweep(tree):
-        runs = sweep.load_variants(tree, shown, path.stem, problems)
+        runs = sweep.load_variants(tree, shown, name or path.stem, problems)
         return runs if key is None else [sweep.named(runs, key, shown)]
     if key is not None:
         raise error(f"`{shortened(file)}` is one recipe and no sweep: nothing in it is called `{shortened(key)}`")
     recipe = build(Recipe, tree, problems, elsewhere=field_that_says)
-    return [Loaded(recipe, Source(shown, tree), path.stem, tuple(problems))]
+    return [Loaded(recipe, Source(shown, tree), name or path.stem, tuple(problems))]
 
 
 def file_and_variant(given: str) -> tuple[str, str | None]:

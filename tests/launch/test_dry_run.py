@@ -87,6 +87,7 @@ def test_a_run_on_this_machine_has_no_job(tmp_path: Path) -> None:
         "recipe.yaml",
         "argv.first",
         "argv.resume",
+        "end",
         "provenance.json",
     }
     assert f"{tmp_path}/moekit-local/data/python-docs/data-args.txt" in files["argv.first"].splitlines()
