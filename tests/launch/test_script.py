@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moekit import share
-from moekit.launch.cluster import find_cluster
+from moekit.launch.cluster import find_cluster, shipped_clusters
 from moekit.launch.rundir import run_files
 from moekit.launch.script import (
     environment,
@@ -24,6 +24,7 @@ from moekit.recipe.load import Loaded, load
 
 Changed = Callable[..., Loaded]
 AWS = find_cluster("aws-p5")
+SCRIPTS = ("job.sbatch", "environment.sh", "argv.srun", "argv.torchrun")
 ROOT_RECIPES = sorted(share.folder("recipes").glob("*.yaml"))
 
 
@@ -38,6 +39,16 @@ def test_golden_run_directories(path: Path, golden: Callable[[str, dict[str, str
     local = loaded.recipe.runtime.device == "cpu"
     texts = run_files(loaded, path.stem, "/home/me") if local else slurm_files(loaded, path.stem, AWS)
     golden(path.stem, rendered(texts))
+
+
+@pytest.mark.parametrize("profile", shipped_clusters())
+def test_golden_scripts_of_two_nodes(
+    profile: str, recipe_of: Changed, golden: Callable[[str, dict[str, str]], None]
+) -> None:
+    cluster = find_cluster(profile)
+    loaded = recipe_of(f"parallel: {{gpus: {2 * cluster.gpus_per_node}}}")
+    texts = slurm_files(loaded, "two_nodes", cluster)
+    golden(f"clusters/{profile}", {name: texts[name] for name in SCRIPTS})
 
 
 def test_copied_files_are_the_originals() -> None:
@@ -151,7 +162,10 @@ def test_mounts(recipe_of: Changed) -> None:
 
 def test_no_container(recipe_of: Changed) -> None:
     words = srun_words(recipe_of().recipe, replace(AWS, container="none", image=None))
-    assert words == ["--nodes=1", "--ntasks-per-node=1", "--kill-on-bad-exit=1", "--cpus-per-task=96"]
+    assert words == [
+        *["--nodes=1", "--ntasks-per-node=1", "--export=ALL", "--kill-on-bad-exit=0", "--wait=60"],
+        "--cpus-per-task=96",
+    ]
 
 
 HOSTILE = {

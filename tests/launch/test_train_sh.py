@@ -43,7 +43,13 @@ class Job:
 
     def run(self, **env: str | None) -> subprocess.CompletedProcess[str]:
         path = f"{self.bin}:/usr/bin:/bin"
-        slurm = {"SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "n[1-2]", "TEST_HOSTS": "n1\nn2\n"}
+        slurm = {
+            "SLURM_JOB_ID": "123456",
+            "SLURM_JOB_NODELIST": "n[1-2]",
+            "SLURM_JOB_NUM_NODES": "2",
+            "SLURM_NODEID": "1",
+            "TEST_HOSTS": "n1\nn2\n",
+        }
         given = {name: value for name, value in {"PATH": path, **slurm, **env}.items() if value is not None}
         return subprocess.run(["bash", "job.sbatch"], cwd=self.folder, env=given, capture_output=True, text=True)
 
@@ -75,7 +81,8 @@ def test_a_whole_attempt(job: Callable[..., Job]) -> None:
     it = job()
     done = it.run()
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "attempt 1 with argv.first on n1 n2, log in attempts/1/train.log\n"
+    assert done.stdout == "attempt 1 with argv.first on n[1-2], log in attempts/1/train.log\n"
+    assert [path.name for path in (it.folder / "jobs").iterdir()] == ["123456"]
     assert (it.folder / "attempts/1/train.log").read_text() == "trained\nsrun was here\n"
     assert it.seen("srun")["argv"] == [
         *(it.folder / "argv.srun").read_text().splitlines(),
@@ -85,8 +92,9 @@ def test_a_whole_attempt(job: Callable[..., Job]) -> None:
     trained = it.seen("python")
     assert trained["cwd"] == str(it.folder)
     assert trained["argv"] == [
-        *["-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=8", "--rdzv-backend=c10d"],
-        *["--rdzv-id=123456.1", "--rdzv-endpoint=n1:23456", "job/entry.py"],
+        *["-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=8", "--rdzv-backend=static"],
+        *["--rdzv-conf=timeout=1800", "--max-restarts=0"],
+        *["--rdzv-id=123456.1", "--rdzv-endpoint=n1:23456", "--node-rank=1", "job/entry.py"],
         *(it.folder / "argv.first").read_text().splitlines(),
     ]
     assert trained["env"]["MOEKIT_ATTEMPT"] == "1"
@@ -124,7 +132,7 @@ def test_the_environment_wins_over_the_image_and_over_the_scripts_own_names(job:
     assert "MOEKIT_ROUTING_TRACE_LAST_ITERS" not in seen
     assert seen["IMAGE_ONLY"] == "1"
     assert seen["LD_LIBRARY_PATH"] == "/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib:/image/lib"
-    assert it.seen("python")["argv"][5:7] == ["--rdzv-id=123456.1", "--rdzv-endpoint=n1:23456"]
+    assert it.seen("python")["argv"][7:9] == ["--rdzv-id=123456.1", "--rdzv-endpoint=n1:23456"]
 
 
 def test_library_folders_without_any_in_the_image(job: Callable[..., Job]) -> None:
@@ -210,7 +218,7 @@ def test_a_missing_secret_stops_before_srun(job: Callable[..., Job]) -> None:
 def test_without_a_container(job: Callable[..., Job]) -> None:
     it = job(container="none", image=None, library_path=None, python="/usr/bin/env")
     assert it.run(LD_LIBRARY_PATH="/site/lib").returncode != 0  # env does not know torchrun's options
-    assert it.seen("srun")["argv"][3:5] == ["--cpus-per-task=96", "bash"]
+    assert it.seen("srun")["argv"][5:7] == ["--cpus-per-task=96", "bash"]
     assert it.seen("srun")["env"]["LD_LIBRARY_PATH"] == "/site/lib"
     assert "env: " in (it.folder / "attempts/1/train.log").read_text()
 
