@@ -36,7 +36,9 @@ def cancel_jobs(seen: Seen, save: bool, silent: Sequence[Problem]) -> str:
         slurm.cancel(told, ["--signal=TERM"])
         cancelled = f", job {', '.join(ended)} cancelled" if ended else ""
         return f"{name}: job {', '.join(told)} told to save and end{cancelled}; `moekit status {name}` says when it has"
-    return f"{name}: job {', '.join(ended)} cancelled; `moekit resume {name}` goes on from the last checkpoint"
+    saved = seen.files.checkpoint
+    onward = f"; `moekit resume {name}` goes on from step {saved:,}" if saved else ", and there is no checkpoint"
+    return f"{name}: job {', '.join(ended)} cancelled{onward}"
 
 
 def cancel_local(seen: Seen) -> str:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moekit.launch.failure import first_cause
 from moekit.launch.runs import Seen
 from moekit.launch.slurm_text import Job
 from moekit.launch.state import Files, State
-from moekit.launch.submit import Submitted
-from moekit.problems import print_problems
+from moekit.problems import MoekitError, print_problems
+from moekit.recipe.load import load
+
+if TYPE_CHECKING:
+    from moekit.launch.submit import Submitted
 
 _COLUMNS = ("RUN", "STATE", "JOB", "STEP", "CHECKPOINT", "WHEN")
-_NOTED = ("failed", "cancelled", "timeout", "node_fail", "out_of_memory", "stopped", "killed", "preempted", "completed")
-"""States of a run that ended and whose training is not at its end."""
+_BROKE = ("failed", "out_of_memory", "killed", "node_fail", "boot_fail", "launch_failed")
+"""States of a run that ended against everybody's will, and may say why."""
 
 
 def say_submitted(submitted: Submitted, profile: str | None, as_json: bool) -> None:
@@ -163,7 +167,7 @@ def _facts(files: Files, state: State) -> Iterator[str]:
         saved = f", last complete checkpoint at step {files.checkpoint:,}" if files.checkpoint else ", no checkpoint"
         yield f"  step        {files.step:,}{of}{saved}"
         yield f"  attempt     {files.attempt}, log in {files.run.attempt(files.attempt).train_log}"
-    if state.word in _NOTED and state.word != "completed" and (cause := _cause(files, state)):
+    if state.word in _BROKE and (cause := _cause(files, state)):
         yield f"  cause       {cause}"
     yield f"  directory   {files.run.path}"
 
@@ -171,11 +175,18 @@ def _facts(files: Files, state: State) -> Iterator[str]:
 def _cause(files: Files, state: State) -> str:
     """What broke, as far as the files tell."""
     if files.attempt:
-        return first_cause(files.run.attempt(files.attempt).path, len(files.exits))
+        return first_cause(files.run.attempt(files.attempt).path, _processes(files))
     if state.job and (log := files.run.job_log(state.job.id)).is_file():  # it ended before training began
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         return lines[-1].strip() if lines else ""
     return ""
+
+
+def _processes(files: Files) -> int:
+    """How many ranks the run has."""
+    with contextlib.suppress(MoekitError):
+        return load(str(files.run.recipe)).recipe.parallel.gpus or 1
+    return len(files.exits)
 
 
 def _next(files: Files, state: State) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,9 +143,10 @@ class RunDir:
 
     def numbers(self) -> list[int]:
         """The numbers of all starts so far, ascending."""
-        if not self.attempts.is_dir():
+        try:
+            return sorted(int(name) for name in os.listdir(self.attempts) if name.isdecimal())  # noqa: PTH208
+        except OSError:
             return []
-        return sorted(int(path.name) for path in self.attempts.iterdir() if path.name.isdecimal())
 
     def new_attempt(self) -> int:
         """Make the next start's folder and return its number; two launches never get the same one."""

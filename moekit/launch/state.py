@@ -8,9 +8,9 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from moekit.launch import submissions
+from moekit.launch.failure import STOPPED
 from moekit.launch.processes import LOCK
 from moekit.launch.rundir import RunDir
 from moekit.launch.slurm_text import Job, number
@@ -43,8 +43,6 @@ class Files:
     """The last step of the whole training; None where no file says it."""
     exit_interval: int = 0
     """Training ends at a multiple of it; 0 for none."""
-    exits: list[int] = field(default_factory=list)
-    """The exit codes of the newest attempt's ranks that could still say one."""
     time: float = 0.0
     """When it was last submitted or begun, in seconds since 1970."""
 
@@ -52,6 +50,11 @@ class Files:
     def name(self) -> str:
         """The run's name."""
         return self.run.path.name
+
+    @property
+    def exits(self) -> list[int]:
+        """The exit codes of the newest attempt's ranks that could still say one; a file each is read."""
+        return _exit_codes(f"{self.run.path}/attempts/{self.attempt}/exit") if self.attempt else []
 
     @property
     def newest(self) -> int:
@@ -125,10 +128,9 @@ def read_files(run: RunDir) -> Files:
         started=[] if local else submissions.started_jobs(run),
         attempt=attempt,
         step=_last_step(f"{folder}/attempts/{attempt}/metrics.jsonl") if attempt else 0,
-        checkpoint=_checkpoint(run),
+        checkpoint=_checkpoint(f"{folder}/checkpoints"),
         total=total,
         exit_interval=exit_interval,
-        exits=_exit_codes(f"{folder}/attempts/{attempt}/exit") if attempt else [],
         time=known[0].time if known else _modified(f"{folder}/attempts/{attempt}" if attempt else folder),
     )
 
@@ -176,11 +178,12 @@ def _local(files: Files) -> State:
 
 def _by_exits(files: Files) -> str:
     """How an attempt ended whose job nobody knows any more, by what its ranks wrote."""
-    if not files.exits:
+    codes = files.exits
+    if not codes:
         return "forgotten" if not files.attempt else "killed"
-    if all(code == 0 for code in files.exits):
+    if all(code == 0 for code in codes):
         return "completed"
-    return "stopped" if all(code in (0, 130, 143) for code in files.exits) else "failed"
+    return "stopped" if all(code in (0, *STOPPED) for code in codes) else "failed"
 
 
 def _finished(files: Files, state: State) -> State:
@@ -218,17 +221,17 @@ def cannot_resume(files: Files, state: State, anew: bool) -> Problem | None:
 def _end(path: str) -> tuple[int | None, int]:
     """The file `end`: the last step of the training, and its `train.exit_interval` or 0."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").split()
+        lines = _text(path).split()
         return int(lines[0]), int(lines[1])
     except (OSError, ValueError, IndexError):
         return None, 0
 
 
-def _checkpoint(run: RunDir) -> int:
+def _checkpoint(folder: str) -> int:
     """The step of the last complete checkpoint, which Megatron names once it is whole; 0 without one."""
     with contextlib.suppress(OSError, ValueError):
-        step = int(run.latest_checkpoint.read_text())
-        return step if (run.checkpoints / f"iter_{step:07}").is_dir() else 0
+        step = int(_text(f"{folder}/latest_checkpointed_iteration.txt"))
+        return step if os.path.isdir(f"{folder}/iter_{step:07}") else 0  # noqa: PTH112
     return 0
 
 
@@ -253,8 +256,13 @@ def _exit_codes(folder: str) -> list[int]:
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
             with contextlib.suppress(OSError, ValueError, KeyError):
-                codes.append(int(json.loads(Path(entry.path).read_text(encoding="utf-8"))["code"]))
+                codes.append(int(json.loads(_text(entry.path))["code"]))
     return codes
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8") as file:  # noqa: PTH123
+        return file.read()
 
 
 def _locked(path: str) -> bool:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import socket
 import time
 from collections.abc import Mapping
@@ -60,9 +59,13 @@ class Submission:
 def read(run: RunDir) -> list[Submission]:
     """The submissions of a run, the newest first, down to the first whose end is known."""
     found = []
-    for number in sorted(_numbers(run.submissions), reverse=True):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            found.append(_submission(number, json.loads(_file(run, number).read_text(encoding="utf-8"))))
+    folder = str(run.submissions)
+    for number in sorted(_numbers(folder), reverse=True):
+        with (
+            contextlib.suppress(OSError, ValueError, KeyError),
+            open(f"{folder}/{number}.json", encoding="utf-8") as file,  # noqa: PTH123
+        ):
+            found.append(_submission(number, json.load(file)))
             if found[-1].phase == "ended":
                 break
     return found
@@ -70,7 +73,7 @@ def read(run: RunDir) -> list[Submission]:
 
 def started_jobs(run: RunDir) -> list[str]:
     """The numbers of all jobs of a run that ever started, ascending: each leaves a file in `jobs/`."""
-    return [str(number) for number in sorted(_numbers(run.jobs))]
+    return [str(number) for number in sorted(_numbers(str(run.jobs)))]
 
 
 def claim(run: RunDir, newest: int, **said: object) -> int:
@@ -154,9 +157,10 @@ def _file(run: RunDir, number: int) -> Path:
     return run.submissions / f"{number}.json"
 
 
-def _numbers(folder: Path) -> list[int]:
+def _numbers(folder: str) -> list[int]:
+    """The numbers that a folder's files are named by. (A thousand runs are read in one go: no `Path` here.)"""
     try:
-        names = os.listdir(folder)  # noqa: PTH208  # a thousand runs are read in one go
+        names = os.listdir(folder)  # noqa: PTH208
     except OSError:
         return []
-    return [int(found[1]) for name in names if (found := re.fullmatch(r"(\d+)(?:\.json)?", name))]
+    return [int(name) for name in (name.removesuffix(".json") for name in names) if name.isdecimal()]
