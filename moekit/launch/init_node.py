@@ -99,7 +99,7 @@ def variables(report: NodeReport, of_fabric: str) -> dict[str, tuple[str, str]]:
         names = _few([interface.name for interface in report.interfaces])
         found["NCCL_SOCKET_IFNAME"] = (
             "^" + ",".join(out),
-            f"not these for NCCL's first contact: what begins so; {report.host} has {names}",
+            f"{report.host} has {names}: not what begins so for NCCL's first contact",
         )
     if of_fabric == "ib" and (cards := _cards(report)):
         found["NCCL_IB_HCA"] = (cards, f"the cards of {report.host} that GPUs talk through")
@@ -137,4 +137,4 @@ def _by_number(name: str) -> tuple[str, int]:
 
 def _few(names: list[str]) -> str:
     names = list(dict.fromkeys(names))
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -14,6 +14,9 @@ from moekit.launch.init_node import NodeReport
 from moekit.launch.init_site import NCCL_TESTS, Site
 from moekit.problems import CONTROL
 
+_NO_TEXT = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
+"""Words that one YAML reader or another takes for something else."""
+
 TIME_LIMIT_MIN = 120
 """Minutes a job gets where nobody says: those of the shipped profiles."""
 
@@ -169,7 +172,7 @@ def shipped_variables(profile: str) -> dict[str, tuple[str, str]]:
     """The environment of a shipped profile: for each variable its value, and the comment behind it."""
     _, _, block = _shipped(profile).partition("\nenvironment:")
     rows = re.findall(r"^  (\w+): (.*?)(?: +# (.*))?$", block, re.MULTILINE)
-    return {name: (value, f"{why or 'no more is said there'} (shipped {profile})") for name, value, why in rows}
+    return {name: (value, f"shipped {profile}: {why}") for name, value, why in rows}
 
 
 def shipped_library_path(profile: str) -> tuple[str, ...]:
@@ -204,7 +207,7 @@ def _scalar(value: object) -> str:
     if value is None:
         return "null"
     text = str(value)
-    if isinstance(value, int) or (re.fullmatch(r"[\w/.^=][\w/.^=,:#+@-]*", text) and text.lower() != "null"):
+    if isinstance(value, int) or (re.fullmatch(r"[\w/.^=][\w/.^=,:#+@-]*", text) and text.lower() not in _NO_TEXT):
         return text
     return json.dumps(text, ensure_ascii=False)
 

@@ -124,10 +124,11 @@ def nodes(text: str) -> list[Node]:
 def gres_gpus(gres: str) -> Gpus | None:
     """The whole GPUs of a gres text, the largest group of one type: `gpu:h100:8(S:0-1),nvme:2`; None: no GPU."""
     found = []
-    for entry in re.split(r",(?![^(]*\))", gres):
-        match = re.fullmatch(r"gpu(?::(?!\d+$|\d+\()([^:()]+))?(?::no_consume)?:(\d+)(?:\(.*\))?", entry.strip())
-        if match and not re.search(r"\d+g\.", match[1] or ""):  # 1g.10gb: a slice of a GPU
-            found.append(Gpus(match[1] or "", int(match[2])))
+    for entry in re.sub(r"\(.*?\)", "", gres).split(","):
+        name, *middle = [word for word in entry.strip().split(":") if word != "no_consume"]
+        count, model = middle[-1] if middle else "", ":".join(middle[:-1])
+        if name == "gpu" and count.isdigit() and not re.search(r"\d+g\.", model):  # 1g.10gb: a slice of a GPU
+            found.append(Gpus(model, int(count)))
     return max(found, key=lambda gpus: gpus.count, default=None)
 
 
