@@ -1,4 +1,4 @@
-"""A real Slurm on this machine, for tests: a controller, and nodes of eight pretended GPUs that are machines of their own.
+"""A real Slurm on this machine, for tests: a controller, and nodes of eight pretended GPUs, each a machine of its own.
 
 A node has its own processes, mounts, host name and network, with no route out: what works only because all nodes are
 one machine fails here as on a cluster. Nothing outside one folder is written, and everything ends with the process that
