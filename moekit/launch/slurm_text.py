@@ -148,7 +148,8 @@ def scontrol_jobs(stdout: str) -> list[Job]:
     for line in stdout.splitlines():
         if not line.startswith("JobId="):
             continue
-        said: dict[str, str] = dict(re.findall(r"(\S+?)=(.*?)(?=\s+[\w/:&-]+=|\s*$)", line))
+        pairs: list[tuple[str, str]] = re.findall(r"(\S+?)=(.*?)(?=\s+[\w/:&-]+=|\s*$)", line)
+        said = dict(reversed(pairs))  # what a command line further on contains is none of the job's fields
         names = ("JobId", "JobState", "Reason", "ExitCode", "StartTime", "EndTime", "NumNodes", "NodeList")
         values = [said.get(name, "") for name in names]
         found.append(_job([*values, "", said.get("JobName", ""), said.get("WorkDir", "")]))
