@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from moekit.launch.failure import first_cause
 from moekit.launch.runs import Seen
+from moekit.launch.several import Launched
 from moekit.launch.slurm_text import Job
 from moekit.launch.state import Files, State
 from moekit.problems import MoekitError, print_problems
@@ -37,6 +38,35 @@ def say_submitted(submitted: Submitted, profile: str | None, as_json: bool) -> N
     print(f"{name}: job{'s' * (len(submitted.jobs) > 1)} {jobs} submitted, {_expected(submitted.first)}")
     print(f"  directory   {submitted.run.path}")
     print(f"  next        moekit logs -f {name}{with_profile(profile)}")
+
+
+def say_several(launched: Sequence[Launched], profile: str | None, as_json: bool) -> None:
+    """Print the last words of a launch of several runs: a line for each."""
+    for one in launched:
+        print_problems(one.submitted.warnings if one.submitted else ())
+    if as_json:
+        print(json.dumps([_launched_as_json(one) for one in launched], indent=1))
+        return
+    width = max(len(one.run.path.name) for one in launched)
+    for one in launched:
+        print(f"{one.run.path.name:{width}}  {_what_became(one)}")
+    print(f"  directory   {launched[0].run.path.parent}")
+    print(f"  next        moekit status{with_profile(profile)}")
+
+
+def _what_became(launched: Launched) -> str:
+    if launched.submitted:
+        jobs = ", ".join(launched.submitted.jobs)
+        return f"job{'s' * (len(launched.submitted.jobs) > 1)} {jobs} submitted, {_expected(launched.submitted.first)}"
+    return f"is there already: {_sentence(launched.before.state)}" if launched.before else "not submitted"
+
+
+def _launched_as_json(launched: Launched) -> dict[str, Any]:
+    if launched.submitted:
+        return {**launched.submitted.as_json(), "submitted": True}
+    if launched.before:
+        return {**as_json(launched.before), "submitted": False}
+    return {"run": launched.run.path.name, "directory": str(launched.run.path), "jobs": [], "submitted": False}
 
 
 def with_profile(profile: str | None) -> str:

@@ -79,6 +79,11 @@ def problems(loaded: Loaded, name: str, cluster: Cluster, siblings: frozenset[st
     return [*([taken] if taken else []), *missing(loaded, cluster, os.environ, siblings)]
 
 
+def taken_by(name: str, cluster: Cluster) -> Problem | None:
+    """Why a run cannot be called so: another has the name. One that Slurm refused does not keep it."""
+    return _taken(run_dir(cluster.shared_root, name))[1]
+
+
 def write_only(loaded: Loaded, name: str, cluster: Cluster) -> tuple[RunDir, list[Problem]]:
     """Write a recipe's run directory for `sbatch` by hand; what is still missing comes back as warnings.
 

@@ -112,7 +112,8 @@ def load_partly(given: str) -> Loaded:
 def load_each(given: str, name: str | None = None) -> list[Loaded]:
     """The recipe of a path or of a shipped name, or all of a sweep's, or the one of `SWEEP:VARIANT`.
 
-    `name` is called so in the place of the file: the recipe, or the sweep. Like `load_partly`, what a field cannot take is left unset and listed.
+    `name` names the recipe, or the sweep, in the place of its file. What a field cannot take is left unset and listed,
+    as by `load_partly`.
 
     Raises:
         MoekitError: a file that cannot be taken apart at all, or nothing has that name.
