@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from moekit.problems import print_problems
+from moekit.problems import error, print_problems
 from moekit.recipe.commands import JsonOption
 
 if TYPE_CHECKING:
@@ -90,8 +90,15 @@ def init(
 
 
 def _ask(question: Question) -> str:
-    answer: str = typer.prompt(question.text, default=question.default or None, err=True)
-    return answer.strip()
+    """Ask until there is an answer; on standard error, since standard output is for what was found."""
+    default = f" [{question.default}]" if question.default else ""
+    while True:
+        print(f"{question.text}{default}: ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            raise error(f"no answer to what `{question.option}` says", "give the option; nothing was written")
+        if answer := line.strip() or question.default:
+            return answer
 
 
 def _tell(step: str) -> None:
