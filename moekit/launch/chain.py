@@ -37,20 +37,15 @@ def options(after: Sequence[str], links: int) -> list[str]:
 
 def problems(loaded: Loaded, links: int) -> list[Problem]:
     """Why a recipe cannot be trained by jobs that follow each other; empty for a single job."""
-    checkpoint, resilience = loaded.recipe.checkpoint, loaded.recipe.resilience
     if links == 1:
         return []
     if not 1 < links <= MOST_LINKS:
         return [Problem("", f"`--chain {links}` is no number of jobs", f"1 to {MOST_LINKS}")]
-    if not checkpoint.save:
-        what = f"`{loaded.name}` saves no checkpoint, and each job of a chain goes on from the last one"
-        return [Problem(loaded.source.where("checkpoint.save"), what, "set `checkpoint.save: true`")]
-    saves = checkpoint.save_interval or resilience.exit_signal_handler or resilience.exit_duration_in_mins
-    if not saves:
-        what = f"`{loaded.name}` saves at the end of training alone, so each job of a chain would begin anew"
-        hint = "set `checkpoint.save_interval`; `resilience.exit_signal_handler: true` saves before the time limit too"
-        return [Problem(loaded.source.where("checkpoint.save_interval", "checkpoint.save"), what, hint)]
-    return []
+    if loaded.recipe.checkpoint.save:  # and then at an interval, as a rule has it
+        return []
+    what = f"`{loaded.name}` saves no checkpoint, and each job of a chain goes on from the last one"
+    hint = "set `checkpoint.save` and `checkpoint.save_interval`"
+    return [Problem(loaded.source.where("checkpoint.save", "checkpoint"), what, hint)]
 
 
 def parents_first(loaded: Sequence[Loaded]) -> list[Loaded]:

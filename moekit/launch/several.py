@@ -15,7 +15,7 @@ from moekit.launch.flat import flat_yaml
 from moekit.launch.missing import missing
 from moekit.launch.rundir import RunDir, run_dir
 from moekit.launch.runs import Seen, look
-from moekit.launch.submit import Submitted, prepare, submit_links, taken_by
+from moekit.launch.submit import Submitted, prepare, settled, submit_links, taken_by
 from moekit.problems import MoekitError, Problem, error, shortened
 from moekit.recipe.check import problems_of
 from moekit.recipe.load import Loaded, load_each
@@ -112,9 +112,7 @@ def _submit_in_order(
             launched.append(Launched(run, before=before))
             continue
         try:
-            newest = (
-                before.files.newest if before and before.state.word == "written" else prepare(one, one.name, cluster)[1]
-            )
+            newest = _newest(one, before, cluster)
             after = [*indexes.wanted_by(one, run), *chain.parents_jobs(one, last_jobs, cluster.shared_root)]
             submitted = submit_links(run, newest, chain.options(after, links), links)
         except MoekitError as stopped:
@@ -126,16 +124,24 @@ def _submit_in_order(
     return launched, refused
 
 
+def _newest(loaded: Loaded, before: Seen | None, cluster: Cluster) -> int:
+    """Write a run's directory where it is missing, or was of a refused submission; its newest submission's number."""
+    if before and before.state.word != "refused":
+        return before.files.newest
+    return prepare(loaded, loaded.name, cluster)[1]
+
+
 def _there(loaded: Sequence[Loaded], cluster: Cluster) -> dict[str, Seen]:
     """What is there already of the runs, by name; Slurm is asked once."""
     runs = [run_dir(cluster.shared_root, one.name) for one in loaded]
     seen, _ = look([run for run in runs if run.path.is_dir() and any(run.path.iterdir())])
+    seen = [settled(one.files.run)[0] if one.state.word == "lost" else one for one in seen]
     return {one.files.name: one for one in seen}
 
 
 def _unsubmitted(seen: Seen) -> bool:
     """Whether a run has its directory, and never had a job."""
-    return seen.state.word in ("written", "refused") and not seen.files.attempt
+    return seen.state.word in ("written", "refused", "lost") and not seen.files.attempt
 
 
 def _another_recipe(loaded: Loaded, seen: Seen) -> Problem | None:

@@ -172,7 +172,7 @@ def resume(run: RunDir, anew: bool = False, options: Sequence[str] = ()) -> Subm
         MoekitError: it has a job, is finished, or would begin anew and `anew` does not say so; or what it was made of
             is no longer there.
     """
-    seen, silent = _settled(run)
+    seen, silent = settled(run)
     if problem := cannot_resume(seen.files, seen.state, anew):
         raise MoekitError(problem, *silent)
     if lacking := _lacking(run):
@@ -224,7 +224,7 @@ def _found_again(run: RunDir, number: int, problem: Problem) -> str:
     raise error(problem.what, f"{problem.hint}; {hint}" if problem.hint else hint, str(run.path))
 
 
-def _settled(run: RunDir) -> tuple[Seen, list[Problem]]:
+def settled(run: RunDir) -> tuple[Seen, list[Problem]]:
     """What a run is, once a job whose sbatch was cut off had the time to show."""
     while True:
         seen, silent = look_at(run)
@@ -259,6 +259,6 @@ def _first_look(job: str) -> Job | None:
             found = slurm.jobs([job]).get(job)
         except MoekitError:
             return found
-        if found and (found.start or not found.waiting):
+        if found and (found.start or found.reason or not found.waiting):  # else no scheduler has come across it yet
             break
     return found
