@@ -21,13 +21,13 @@ from moekit.recipe.load import load
 from moekit.recipe.schema import Recipe
 from moekit.recipe.schema.section import Section
 
-HOSTILE = ["it's\"$(touch${IFS}p)`p`;é", "a $HOME b ", "a\nb", "-n"]
+HOSTILE = ["it's\"$(touch${IFS}p)`p`;é", "a $HOME b ", "a\nb", "-zq"]
 HEADER = re.compile(
     r"#SBATCH --[a-z-]+(=[A-Za-z0-9._,@%+:-]+)?|#!/bin/bash|# Run changed, by moekit .*|exec bash train.sh"
 )
 PROFILE = {"name": "p", "gpus_per_node": 8, "gpu": "h100", "fabric": "efa", "shared_root": "/shared"}
 READ_WITH_PYXIS = ("image", "mounts", "nccl_tests_image")
-NOT_THE_JOBS = ("name", "transformer_engine", "cuda", "torch", "nccl_tests", "nccl_tests_image")
+NOT_THE_JOBS = ("name", "cpu_partition", "transformer_engine", "cuda", "torch", "nccl_tests", "nccl_tests_image")
 """Fields of a profile for people, for checks, or for another job."""
 
 
@@ -48,8 +48,9 @@ def texts_of(kind: type) -> Iterator[tuple[str, str]]:
 
 
 def arrives(texts: dict[str, str], value: str) -> bool:
-    """Whether a value is within a word of a command line, or is a variable's."""
-    words = [line for name, text in texts.items() if name.startswith("argv.") for line in text.splitlines()]
+    """Whether a value is within a word of a command line or of the header, or is a variable's."""
+    named = ("argv.", "job.sbatch")
+    words = [line for name, text in texts.items() if name.startswith(named) for line in text.splitlines()]
     variables = [shlex.split(line)[-1] for line in texts["environment.sh"].splitlines()]
     return any(value in word for word in [*words, *variables])
 
@@ -79,9 +80,9 @@ RECIPE_TEXTS = [field for field in texts_of(Recipe) if field[0] not in ("base", 
 @pytest.mark.parametrize(("name", "written"), RECIPE_TEXTS, ids=lambda text: text if "." in text else "")
 def test_a_recipes_field(tmp_path: Path, name: str, written: str) -> None:
     section, _, field = name.rpartition(".")
+    source = tmp_path / "changed.yaml"
     for value in HOSTILE:
         line = f"{field}: {written % quoted(value)}"
-        source = tmp_path / "changed.yaml"
         source.write_text(f"base: dense\n{section}: {{{line}}}\n" if section else f"base: dense\n{line}\n")
         texts, refusal = answer(lambda: slurm_files(checked(str(source), AWS), "changed", AWS))
         if refusal:
