@@ -127,10 +127,10 @@ def _submit(
 
     launched, problems = launch_several(loaded, cluster, links, index_first)
     refused = any(problem.level == "error" for problem in problems)
-    if len(loaded) == 1 and loaded[0].variant is None and (submitted := launched[0].submitted):
-        say_submitted(submitted, profile, as_json)
-    else:
+    if len(loaded) > 1 or loaded[0].variant is not None:
         say_several(launched, profile, as_json)
+    elif submitted := launched[0].submitted:
+        say_submitted(submitted, profile, as_json)
     print_problems(problems)
     if refused:
         raise typer.Exit(1)
