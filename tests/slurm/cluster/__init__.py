@@ -4,7 +4,8 @@ A node has its own processes, mounts, host name and network, with no route out: 
 one machine fails here as on a cluster. Nothing outside one folder is written, and everything ends with the process that
 started it, however that one ends. `container_double.c` stands in for pyxis. Needs root and Debian's packages slurmctld,
 slurmd, slurm-client, munge, libslurm-dev, gcc, squashfs-tools and iproute2. Where namespaces or loop devices are not to
-be had, as in many a container, there is less of all this, and `Cluster.lacks` says so.
+be had, as in many a container, there is less of all this, and `Cluster.lacks` says so; the nodes' names then stand in
+/etc/hosts while they run.
 """
 
 from __future__ import annotations
@@ -201,6 +202,8 @@ def _configure(cluster: Cluster) -> None:
     addresses = [f"{network}.{i + 1}" if network else f"127.0.1.{i + 1}" for i in range(len(names))]
     hosts = [f"127.0.0.1 localhost\n{address} {host}\n", *(f"{a} {n}\n" for a, n in zip(addresses, names, strict=True))]
     (folder / "hosts").write_text("".join(hosts))
+    if apart.returncode:
+        _name_nodes(hosts[1:])
     (folder / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
     port, *ports = _free_ports(len(names) + 1)
     size = f"CPUs={CPUS} RealMemory={MEMORY_MIB} Gres=gpu:h200:{GPUS} State=UNKNOWN"
@@ -254,6 +257,15 @@ def _stop(cluster: Cluster) -> None:
         process.wait()
     if (cluster.folder / "network").exists():
         subprocess.run(["ip", "link", "del", _bridge()], capture_output=True)
+    if any("namespaces" in sentence for sentence in cluster.lacks):
+        _name_nodes([])
+
+
+def _name_nodes(lines: list[str]) -> None:
+    """Where nodes cannot have a list of names of their own, put theirs into this machine's; none takes them out."""
+    mark, path = "  # moekit's test cluster", Path("/etc/hosts")
+    kept = [line for line in path.read_text().splitlines() if not line.endswith(mark)]
+    path.write_text("".join(f"{line}\n" for line in [*kept, *(line.strip() + mark for line in lines)]))
 
 
 def _daemon(cluster: Cluster, name: str, command: list[str]) -> subprocess.Popen[bytes]:
