@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Mapping
@@ -37,8 +38,7 @@ def place(path: Path, files: Mapping[str, str], remedy: str = "give the run anot
     Raises:
         MoekitError: the name is taken, and `remedy` says what to do; or it cannot be written.
     """
-    whole = path.with_name(f".{path.name}.{os.getpid()}")
-    shutil.rmtree(whole, ignore_errors=True)  # of a moekit with the same process id, which was killed
+    whole = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # as no other moekit calls it, on any machine
     try:
         write(whole, files)
         whole.rename(path)  # refused by every file system where something is in the other folder

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import socket
 import time
 from collections.abc import Mapping
@@ -62,7 +63,7 @@ def read(run: RunDir) -> list[Submission]:
     folder = str(run.submissions)
     for number in sorted(_numbers(folder), reverse=True):
         with (
-            contextlib.suppress(OSError, ValueError, KeyError),
+            contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError),  # half a file
             open(f"{folder}/{number}.json", encoding="utf-8") as file,  # noqa: PTH123
         ):
             found.append(_submission(number, json.load(file)))
@@ -84,7 +85,7 @@ def claim(run: RunDir, newest: int, **said: object) -> int:
     """
     number = newest + 1
     asking = {"phase": "submitting", "time": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
-    target, temporary = _file(run, number), run.submissions / f".{number}.{os.getpid()}"
+    target, temporary = _file(run, number), _temporary(run, number)
     try:
         run.submissions.mkdir(exist_ok=True)
         _write(temporary, {**asking, "began": _began(os.getpid()), **said})
@@ -102,7 +103,7 @@ def claim(run: RunDir, newest: int, **said: object) -> int:
 
 def record(run: RunDir, number: int, phase: Phase, **said: object) -> None:
     """Say what came of a submission, in place of what its file said."""
-    temporary = run.submissions / f".{number}.{os.getpid()}"
+    temporary = _temporary(run, number)
     _write(temporary, {"phase": phase, "time": time.time(), **said})
     temporary.replace(_file(run, number))
 
@@ -155,6 +156,11 @@ def _write(path: Path, said: Mapping[str, object]) -> None:
 
 def _file(run: RunDir, number: int) -> Path:
     return run.submissions / f"{number}.json"
+
+
+def _temporary(run: RunDir, number: int) -> Path:
+    """A name that no other moekit takes, on any machine."""
+    return run.submissions / f".{number}.{secrets.token_hex(8)}"
 
 
 def _numbers(folder: str) -> list[int]:
