@@ -1,8 +1,11 @@
 """slurm/train.sh, run by bash with a scheduler and an interpreter that record what they are given."""
 
 import json
+import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,6 +45,10 @@ class Job:
     bin: Path
 
     def run(self, **env: str | None) -> subprocess.CompletedProcess[str]:
+        given = self.environment(**env)
+        return subprocess.run(["bash", "job.sbatch"], cwd=self.folder, env=given, capture_output=True, text=True)
+
+    def environment(self, **env: str | None) -> dict[str, str]:
         path = f"{self.bin}:/usr/bin:/bin"
         slurm = {
             "SLURM_JOB_ID": "123456",
@@ -50,8 +57,7 @@ class Job:
             "SLURM_NODEID": "1",
             "TEST_HOSTS": "n1\nn2\n",
         }
-        given = {name: value for name, value in {"PATH": path, **slurm, **env}.items() if value is not None}
-        return subprocess.run(["bash", "job.sbatch"], cwd=self.folder, env=given, capture_output=True, text=True)
+        return {name: value for name, value in {"PATH": path, **slurm, **env}.items() if value is not None}
 
     def seen(self, program: str) -> dict:
         return json.loads((self.bin / f"{program}.json").read_text())
@@ -63,6 +69,7 @@ def job(tmp_path: Path, recipe_of: Callable[..., Loaded]) -> Callable[..., Job]:
     tools.mkdir()
     (tools / "scontrol").write_text('#!/bin/bash\n[[ $* == "show hostnames n[1-2]" ]] && printf %s "$TEST_HOSTS"\n')
     (tools / "srun").write_text(f"#!{sys.executable}\nimport subprocess\n{RECORD}\n{SRUN}")
+    (tools / "scancel").write_text('#!/bin/bash\necho "$@" >>told\n')
     (tools / "python").write_text(f"#!{sys.executable}\n{RECORD}\nprint('trained')\n")
     for tool in tools.iterdir():
         tool.chmod(0o755)
@@ -203,6 +210,50 @@ def test_the_exit_code_is_that_of_the_training(job: Callable[..., Job]) -> None:
     done = it.run()
     assert done.returncode == 7
     assert (it.folder / "attempts/1/train.log").read_text() == "failed\nsrun was here\n"
+
+
+UNTIL_TOLD = """#!/bin/bash
+touch training
+for ((i = 0; i < 200; i++)); do
+    if [[ -e told ]]; then
+        mkdir -p "attempts/$MOEKIT_ATTEMPT/exit"
+        for ((rank = 0; rank < RANKS; rank++)); do
+            echo '{"code": 0, "reason": "SystemExit: 0", "time": 1.0}' >"attempts/$MOEKIT_ATTEMPT/exit/rank$rank.json"
+        done
+        sleep 0.3
+        exit 1
+    fi
+    sleep 0.05
+done
+"""
+
+
+@pytest.mark.parametrize(("ranks", "code"), [(16, 0), (15, 1)])
+def test_signals_are_handed_on_and_the_ranks_say_how_it_ended(job: Callable[..., Job], ranks: int, code: int) -> None:
+    it = job("parallel: {gpus: 16}\nresilience: {exit_signal_handler: true}")
+    (it.bin / "python").write_text(UNTIL_TOLD)
+    process = subprocess.Popen(
+        ["bash", "job.sbatch"], cwd=it.folder, env=it.environment(RANKS=str(ranks)), stdout=subprocess.PIPE, text=True
+    )
+    while not (it.folder / "training").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
+        process.send_signal(number)
+        time.sleep(0.1)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert (it.folder / "told").read_text() == "--signal=TERM 123456\n--signal=USR1 123456\n"
+    assert out.splitlines()[1:] == ["SIGTERM is handed on to all nodes", "SIGUSR1 is handed on to all nodes"]
+
+
+def test_a_port_in_use_is_left_alone(job: Callable[..., Job]) -> None:
+    it = job()
+    with socket.create_server(("127.0.0.1", 23456)), socket.create_server(("", 23457)):
+        assert it.run().returncode == 0
+    assert it.seen("srun")["argv"][-3] == "n1:23458"
+    it.run(SLURM_JOB_ID="9999")
+    assert it.seen("srun")["argv"][-3] == "n1:29999"
 
 
 def test_a_missing_secret_stops_before_srun(job: Callable[..., Job]) -> None:
