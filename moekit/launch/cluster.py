@@ -105,8 +105,12 @@ def parse_cluster(text: str, shown: str) -> Cluster:
     cluster = build(Cluster, tree, problems)
     problems += problems_of(cluster, Source(shown, tree))
     if problems:
-        raise MoekitError(*problems)
+        raise MoekitError(*sorted(problems, key=_line))
     return cluster
+
+
+def _line(problem: Problem) -> int:
+    return int(line) if (line := problem.where.rpartition(":")[2]).isdigit() else 0
 
 
 def over_limits(

@@ -127,15 +127,14 @@ def _limits(cluster: Cluster, source: Source) -> Iterator[Problem]:
 
 
 def _environment(cluster: Cluster, source: Source) -> Iterator[Problem]:
-    for variable, value in (cluster.environment or {}).items():
-        name = f"environment.{variable}"
+    node = source.find("environment")
+    for variable, (place, value) in node.entries.items() if isinstance(node, nodes.Mapping) else ():
+        name, text = f"environment.{variable}", value.text if isinstance(value, nodes.Scalar) else ""
         if reason := variable_problem(variable):
-            yield Problem(source.where(name), f"`{name}` {reason[0]}", reason[1])
+            yield Problem(str(place), f"`{name}` {reason[0]}", reason[1])
         elif cluster.container == "pyxis" and variable.startswith("ENROOT_") and variable != "ENROOT_CONFIG_PATH":
-            hint = "only the nodes' enroot.conf sets it: ask who runs the cluster"
-            yield Problem(
-                source.where(name), f"`{name}` never reaches enroot: pyxis drops a job's `ENROOT_` variables", hint
-            )
-        elif cluster.fabric == "efa" and variable == "NCCL_NET_PLUGIN" and value == "spcx":
+            what = f"`{name}` never reaches enroot: pyxis drops a job's `ENROOT_` variables"
+            yield Problem(str(place), what, "only the nodes' enroot.conf sets it: ask who runs the cluster")
+        elif cluster.fabric == "efa" and variable == "NCCL_NET_PLUGIN" and text == "spcx":
             what = f"`{name}` is `spcx`, the plugin of another network: NCCL would fall back to sockets on EFA"
-            yield Problem(source.where(name), what, "on EFA it is `ofi` (handbook 2.2)")
+            yield Problem(str(place), what, "on EFA it is `ofi` (handbook 2.2)")

@@ -1,14 +1,19 @@
 import ast
 import inspect
+import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
+import yaml
 
-from moekit.launch import cluster, cluster_rules
+from moekit import share
+from moekit.launch import cluster, cluster_rules, cluster_schema
 from moekit.launch.cluster import Cluster, find_cluster, over_limits, shipped_clusters
 from moekit.problems import MoekitError
 from moekit.recipe.names import variable_problem
@@ -120,7 +125,7 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     wrong = {"gpu": "h1000", "partition": '"a b"', "shared_root": "runs", "nodes": "many", "image": "/i", "nmae": "x"}
     with pytest.raises(MoekitError) as refused:
         find_cluster(profile(tmp_path, **wrong, container="pyxes"))
-    lines = sorted(int(problem.where.rpartition(":")[2]) for problem in refused.value.problems)
+    lines = [int(problem.where.rpartition(":")[2]) for problem in refused.value.problems]
     assert lines == [3, 5, 6, 7, 8, 10]  # not of image: which container it is for could not be read
 
 
@@ -191,3 +196,69 @@ def test_plain_variables_are_taken() -> None:
 def test_a_name_no_file_can_have_is_refused() -> None:
     with pytest.raises(MoekitError, match="cannot be read: file name too long"):
         find_cluster("x" * 300)
+
+
+# The schema, the shipped profiles, the page
+
+
+SHIPPED = share.folder("slurm") / "clusters"
+
+
+def test_the_schema_beside_the_profiles_is_the_codes() -> None:
+    wanted = "moekit schema profile > slurm/clusters/schema.json"
+    assert (SHIPPED / "schema.json").read_text() == cluster_schema.schema_text(), wanted
+    jsonschema.Draft7Validator.check_schema(cluster_schema.schema())
+
+
+@pytest.mark.parametrize("name", shipped_clusters())
+def test_editors_take_the_shipped_profiles(name: str) -> None:
+    text = (SHIPPED / f"{name}.yaml").read_text()
+    assert text.startswith("# yaml-language-server: $schema=schema.json\n")
+    jsonschema.Draft7Validator(cluster_schema.schema()).validate(yaml.safe_load(text))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gpuz": "h100"}, "'gpuz' was unexpected"),
+        ({"gpus_per_node": 0}, "less than the minimum"),
+        ({"fabric": "ethernet"}, "is not one of"),
+        ({"gpu": None}, "is not one of"),
+        ({"environment": {"A": [1]}}, "is not of type"),
+        ({"shared_root": None}, "is not of type"),
+    ],
+)
+def test_editors_underline_slips(changes: dict[str, Any], said: str) -> None:
+    good = yaml.safe_load("\n".join(f"{key}: {value}" for key, value in LEAST.items()))
+    errors = list(jsonschema.Draft7Validator(cluster_schema.schema()).iter_errors({**good, **changes}))
+    assert said in " ".join(error.message for error in errors)
+
+
+@pytest.mark.parametrize("name", shipped_clusters())
+def test_each_variable_of_a_shipped_profile_has_its_source(name: str) -> None:
+    found = find_cluster(name).environment or {}
+    block = (SHIPPED / f"{name}.yaml").read_text().partition("\nenvironment:")[2]
+    sourced = re.findall(r"^  (\w+): .* # .*(?:\(\d\.\d.*\)|NCCL's user guide|Megatron's|NVL72)", block, re.MULTILINE)
+    assert sourced == list(found)
+
+
+@pytest.mark.parametrize("name", shipped_clusters())
+def test_a_shipped_profile_shows_what_a_site_has_to_say(name: str) -> None:
+    text = (SHIPPED / f"{name}.yaml").read_text()
+    said = set(re.findall(r"^(\w+):", text, re.MULTILINE))
+    unsaid = {field.name for field in fields(Cluster)} - said
+    assert unsaid <= {
+        "gres",
+        "mounts",
+        "setup_script",
+        "python",
+        "cuda",
+        "library_path",
+        "nccl_tests",
+        "nccl_tests_image",
+    }
+
+
+def test_the_page_has_every_field() -> None:
+    page = (share.PACKAGE.parent / "docs/clusters.md").read_text()
+    assert page.endswith(f"## Fields\n\n{cluster_schema.reference()}"), "moekit schema profile --markdown"

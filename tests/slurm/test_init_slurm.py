@@ -3,6 +3,8 @@
 import json
 import os
 import pty
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -192,3 +194,28 @@ def test_a_controller_that_does_not_answer(slurm: Cluster, tmp_path: Path, monke
         init_site.ask_slurm()
     assert "`sinfo` took longer than 2 s" in str(refused.value)
     assert "`scontrol ping` says whether its controller is up" in str(refused.value)
+
+
+# The document
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "clusters.md"
+
+
+def test_the_page_shows_what_it_prints_and_writes(slurm: Cluster, tmp_path: Path) -> None:
+    page = PAGE.read_text()
+    ((command, shown),) = re.findall(r"```text\n\$ moekit ([^\n]*)\n(.*?)```", page, re.DOTALL)
+    (profile,) = re.findall(r"```yaml moekit.yaml\n(.*?)```", page, re.DOTALL)
+    ours = {"/shared/moekit/images/pytorch.sqsh": str(slurm.image), "/shared/moekit": str(slurm.shared_root)}
+    words = [ours.get(word, word) for word in shlex.split(command)]
+    done = moekit(slurm, tmp_path, *words)
+    assert as_shown(done.stderr + done.stdout, ours) == as_shown(shown, {})
+    assert as_shown((tmp_path / "moekit.yaml").read_text(), ours) == as_shown(profile, {})
+
+
+def as_shown(text: str, paths: dict[str, str]) -> str:
+    """With the page's paths, without what differs from one time to the next."""
+    for theirs, here in paths.items():
+        text = text.replace(here, theirs)
+    text = re.sub(r"\$schema=\S+", "$schema=...", re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "TIME", text))
+    return re.sub(r" +#", " #", text)
