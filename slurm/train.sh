@@ -166,13 +166,15 @@ if [[ ${1:-} != node ]]; then
     run_step
     all_ranks_ended_well || exit "$MOEKIT_CODE"
 else
+    MOEKIT_ARGUMENTS=("${@:2}")
     if [[ -n ${MOEKIT_SETUP_SCRIPT:-} ]]; then
-        set +eu # it is the site's, written for an interactive shell
+        # The site's own, written for an interactive shell: it gets none of these options and arguments.
+        set +eu --
         # shellcheck source=/dev/null
         source "$MOEKIT_SETUP_SCRIPT"
         set -eu
     fi
-    on_every_node "${@:2}"
+    on_every_node "${MOEKIT_ARGUMENTS[@]}"
     # Once more: an image may set variables of its own when it starts.
     # shellcheck source=/dev/null
     source ./environment.sh

@@ -248,12 +248,13 @@ def test_without_nsight_the_job_says_so(slurm: Cluster) -> None:
 
 def test_the_sites_setup_script_comes_first_and_the_recipe_wins(slurm: Cluster) -> None:
     script = slurm.shared_root / "it's;set$up.sh"
-    script.write_text('export SITE=1 BOTH=site LD_LIBRARY_PATH=/site/lib UNSEEN="$NOT_SET" argv=x\nfalse\n')
+    script.write_text('export SITE=1 BOTH=site LD_LIBRARY_PATH=/site/lib UNSEEN="$NOT_SET" argv=x ARGUMENTS="$*"\nfalse\n')
     text = "dense\nruntime: {environment: {BOTH: recipe}}"
     it = job(slurm, "set_up", text, setup_script=str(script), library_path=["/efa/lib"])
     assert it.ends() == "COMPLETED", it.log
     seen = it.seen()["env"]
     assert (seen["SITE"], seen["BOTH"], seen["LD_LIBRARY_PATH"]) == ("1", "recipe", "/efa/lib:/site/lib")
+    assert seen["ARGUMENTS"] == ""
 
 
 def test_a_finished_run_is_left_alone(slurm: Cluster) -> None:

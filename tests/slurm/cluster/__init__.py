@@ -10,7 +10,6 @@ be had, as in many a container, there is less of all this, and `Cluster.lacks` s
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import socket
@@ -26,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from cluster.machine import bridge, free_ports, has_own_network, make_bridge, name_nodes, run, until, what_python_needs
 
 HERE = Path(__file__).parent
 GPUS, CPUS, MEMORY_MIB = 8, 192, 2_000_000
@@ -113,7 +114,7 @@ class Cluster:
             "python": sys.executable,
         }
         if fields.get("container") == "pyxis":
-            said |= {"image": str(self.image), "mounts": _what_python_needs(self.shared_root)}
+            said |= {"image": str(self.image), "mounts": what_python_needs(self.shared_root)}
         path = self.folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump({**said, **fields}))
         return path
@@ -133,10 +134,10 @@ class Cluster:
         command = [*apart, *(["--net"] if network else []), "bash", str(HERE / "node.sh"), node, str(self.folder)]
         process = self.daemons[node] = _daemon(self, node, command)
         if network:
-            _until(lambda: _has_own_network(process.pid), f"{node} has no network")
-            here = f"{_bridge()}{node}"
-            _run("ip", "link", "add", here, "type", "veth", "peer", "name", "eth0", "netns", str(process.pid))
-            _run("ip", "link", "set", here, "master", _bridge(), "up")
+            until(lambda: has_own_network(process.pid), f"{node} has no network")
+            here = f"{bridge()}{node}"
+            run("ip", "link", "add", here, "type", "veth", "peer", "name", "eth0", "netns", str(process.pid))
+            run("ip", "link", "set", here, "master", bridge(), "up")
 
     def ready(self) -> None:
         """Wait until all nodes take jobs."""
@@ -146,7 +147,7 @@ class Cluster:
             said = self.call("sinfo", "-h", "-N", "-p", "gpu", "-t", "idle", "-o", "%N").stdout
             return set(said.split()) >= set(self.nodes)
 
-        _until(idle, "not all nodes are idle")
+        until(idle, "not all nodes are idle")
 
 
 @contextmanager
@@ -193,7 +194,7 @@ def _configure(cluster: Cluster) -> None:
     apart = subprocess.run(["unshare", "--mount", "--uts", "--pid", "--fork", "true"], capture_output=True)
     if apart.returncode:
         cluster.lacks.append("no namespaces can be made here: nodes share processes, host name and network")
-    network = None if apart.returncode else _make_bridge()
+    network = None if apart.returncode else make_bridge()
     if network:
         (folder / "network").touch()
     elif not apart.returncode:
@@ -203,9 +204,9 @@ def _configure(cluster: Cluster) -> None:
     hosts = [f"127.0.0.1 localhost\n{address} {host}\n", *(f"{a} {n}\n" for a, n in zip(addresses, names, strict=True))]
     (folder / "hosts").write_text("".join(hosts))
     if apart.returncode:
-        _name_nodes(hosts[1:])
+        name_nodes(hosts[1:])
     (folder / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
-    port, *ports = _free_ports(len(names) + 1)
+    port, *ports = free_ports(len(names) + 1)
     size = f"CPUs={CPUS} RealMemory={MEMORY_MIB} Gres=gpu:h200:{GPUS} State=UNKNOWN"
     lines = [
         f"NodeName={node} NodeHostname={host if apart.returncode else node} NodeAddr={there} Port={its_port} {size}"
@@ -225,13 +226,13 @@ def _configure_containers(cluster: Cluster) -> None:
     """Build the plugin that stands in for pyxis, and an image."""
     plugin, root = cluster.folder / "container_double.so", cluster.folder / "image"
     flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
-    _run("gcc", *flags, "-o", str(plugin), str(HERE / "container_double.c"))
+    run("gcc", *flags, "-o", str(plugin), str(HERE / "container_double.c"))
     for name in ("etc", "proc", "sys", "dev", "tmp", "run"):
         (root / name).mkdir(parents=True)
     (root / "etc/environment").write_text(_IMAGE_ENVIRONMENT)
     (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
     (root / "etc/nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
-    _run("mksquashfs", str(root), str(cluster.image), "-noappend", "-quiet", "-no-progress")
+    run("mksquashfs", str(root), str(cluster.image), "-noappend", "-quiet", "-no-progress")
     mounts = "mount -t squashfs -o loop,ro $1 /mnt && mount -t tmpfs none /mnt"
     enters = subprocess.run(["unshare", "--mount", "bash", "-c", mounts, "_", str(cluster.image)], capture_output=True)
     if enters.returncode:
@@ -244,7 +245,7 @@ def _start(cluster: Cluster) -> None:
     munge = {"key-file": "munge/key", "socket": "munge.sock", "pid-file": "munge/pid", "log-file": "munge/log"}
     options = [f"--{option}={cluster.folder / name}" for option, name in {**munge, "seed-file": "munge/seed"}.items()]
     cluster.daemons["munged"] = _daemon(cluster, "munged", ["munged", "--foreground", "--force", *options])
-    _until((cluster.folder / "munge.sock").exists, "munged does not start")
+    until((cluster.folder / "munge.sock").exists, "munged does not start")
     cluster.daemons["slurmctld"] = _daemon(cluster, "slurmctld", ["slurmctld", "-D", "-c"])
     for node in cluster.nodes:
         cluster.start(node)
@@ -256,16 +257,9 @@ def _stop(cluster: Cluster) -> None:
         process.kill()
         process.wait()
     if (cluster.folder / "network").exists():
-        subprocess.run(["ip", "link", "del", _bridge()], capture_output=True)
+        subprocess.run(["ip", "link", "del", bridge()], capture_output=True)
     if any("namespaces" in sentence for sentence in cluster.lacks):
-        _name_nodes([])
-
-
-def _name_nodes(lines: list[str]) -> None:
-    """Where nodes cannot have a list of names of their own, put theirs into this machine's; none takes them out."""
-    mark, path = "  # moekit's test cluster", Path("/etc/hosts")
-    kept = [line for line in path.read_text().splitlines() if not line.endswith(mark)]
-    path.write_text("".join(f"{line}\n" for line in [*kept, *(line.strip() + mark for line in lines)]))
+        name_nodes([])
 
 
 def _daemon(cluster: Cluster, name: str, command: list[str]) -> subprocess.Popen[bytes]:
@@ -279,59 +273,3 @@ def _daemon(cluster: Cluster, name: str, command: list[str]) -> subprocess.Popen
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-
-
-def _make_bridge() -> str | None:
-    """Make the network that joins the nodes; its first three numbers, None where it cannot be made."""
-    taken = subprocess.run(["ip", "-o", "-4", "addr", "show"], capture_output=True, text=True).stdout
-    network = next(f"10.77.{number}" for number in range(256) if f"inet 10.77.{number}." not in taken)
-    steps = (
-        ("ip", "link", "add", _bridge(), "type", "bridge"),
-        ("ip", "addr", "add", f"{network}.254/24", "dev", _bridge()),
-        ("ip", "link", "set", _bridge(), "up"),
-    )
-    try:
-        for step in steps:
-            _run(*step)
-    except subprocess.CalledProcessError:
-        subprocess.run(["ip", "link", "del", _bridge()], capture_output=True)
-        return None
-    return network
-
-
-def _bridge() -> str:
-    """An interface's name has 15 characters at most; the process in it tells clusters apart."""
-    return f"mk{os.getpid():x}"
-
-
-def _has_own_network(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
-    return False
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
-def _what_python_needs(shared_root: Path) -> list[str]:
-    """Folders of this machine to mount into an image that has nothing, for this interpreter to run there."""
-    wanted = [Path(name) for name in ("/usr", "/bin", "/lib", "/lib64", sys.prefix, sys.base_prefix, *sys.path) if name]
-    there = sorted({path.absolute() for path in wanted if path.is_dir()})
-    return [str(path) for path in there if not any(other in path.parents for other in [*there, shared_root])]
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
-
-
-def _until(done: Any, otherwise: str, timeout_s: float = 15) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not done():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{otherwise} after {timeout_s} s")
-        time.sleep(0.02)
