@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +14,14 @@ from moekit.recipe import nodes
 from moekit.recipe.build import build
 from moekit.recipe.load import Source, is_there, show
 from moekit.recipe.schema.markers import AtLeast
+
+HINTS = {
+    "`moekit new NAME --from first_moe` writes a recipe": "`moekit init` writes a profile of the cluster you are on",
+    "a recipe is two levels": "a profile is one, but for `environment`",
+    "inherit with `base:`": "write the values out: a profile inherits from none",
+    "one file holds one recipe": "one file holds one profile",
+}
+"""What recipes are told about a text that is no plain YAML, and what a profile is told."""
 
 DEFAULT = "aws-p5"
 """The profile taken where none is given: the handbook's cluster."""
@@ -101,12 +109,20 @@ def find_cluster(given: str | None = None) -> Cluster:
 def parse_cluster(text: str, shown: str) -> Cluster:
     """The profile that a YAML text says, called `shown` in messages; raises like `find_cluster`."""
     problems: list[Problem] = []
-    tree = nodes.parse(text, shown, problems)
+    try:
+        tree = nodes.parse(text, shown, problems)
+    except MoekitError as unreadable:
+        raise MoekitError(*map(_of_a_profile, unreadable.problems)) from None
     cluster = build(Cluster, tree, problems)
     problems += problems_of(cluster, Source(shown, tree))
     if problems:
-        raise MoekitError(*sorted(problems, key=_line))
+        raise MoekitError(*sorted(map(_of_a_profile, problems), key=_line))
     return cluster
+
+
+def _of_a_profile(problem: Problem) -> Problem:
+    """A problem of YAML, whose hints are for recipes, in a profile's words."""
+    return replace(problem, hint=HINTS.get(problem.hint, problem.hint))
 
 
 def _line(problem: Problem) -> int:

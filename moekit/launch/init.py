@@ -188,9 +188,9 @@ def _answers(wishes: Wishes, container: str, kind: Kind, report: NodeReport | No
             given = replace(given, **answer)
         missing = questions(given, container, kind, report)
     said = {name: getattr(given, name) for name in ("image", "megatron_path", "setup_script")}
-    paths = {name: None if value == "none" else value for name, value in said.items()}
+    paths = {name: None if value in (None, "none") else str(Path(value).expanduser()) for name, value in said.items()}
     return Answers(
-        shared_root=str(given.shared_root).rstrip("/") or "/",
+        shared_root=str(Path(str(given.shared_root)).expanduser()),
         container=container,
         python=given.python,
         gpu=given.gpu,

@@ -24,13 +24,18 @@ class Kind:
 
 
 def kinds(site: Site) -> list[Kind]:
-    """Every kind of GPU node, the one to take first: in a partition that is up, the default one, of most nodes."""
+    """Every kind of GPU node, the one to take first: in a partition that is up, in service, the default, most nodes."""
     found = []
     for partition in site.partitions:
         here = [node for node in site.nodes if node.partition == partition.name]
         for gpus in dict.fromkeys(node.gpus for node in here if node.gpus):
             found.append(Kind(partition, gpus, tuple(node for node in here if node.gpus == gpus)))
-    return sorted(found, key=lambda kind: (not kind.partition.is_up, not kind.partition.is_default, -len(kind.nodes)))
+    return sorted(found, key=_rank)
+
+
+def _rank(kind: Kind) -> tuple[bool, bool, bool, int]:
+    in_service = sum(node.usable for node in kind.nodes)
+    return not kind.partition.is_up, not in_service, not kind.partition.is_default, -in_service
 
 
 def choose(site: Site, partition: str | None = None, gpu: str | None = None) -> Kind:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
+import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -17,6 +19,8 @@ from moekit.problems import MoekitError, error
 
 CLIENT_SLACK_S = 90.0
 """How much longer than it may wait for nodes an srun gets: it starts a job, and ends it."""
+
+_WITHOUT = "`--fabric` goes on without asking a node"
 
 NCCL_TESTS = "/opt/nccl-tests/build/alltoall_perf"
 """Where nccl-tests lie in AWS's images and on their nodes (handbook 2.1)."""
@@ -86,8 +90,15 @@ def ask_node(options: Sequence[str], wait_s: int) -> NodeReport:
 
 def run_on_node(options: Sequence[str], wait_s: int, *command: str) -> str:
     """The standard output of one task of a minute on a node; raises like `ask_node`."""
-    task = ["--nodes=1", "--ntasks=1", "--time=1", f"--immediate={wait_s}", "--job-name=moekit-init"]
-    said = slurm.call(["srun", *options, *task, *command], wait_s + CLIENT_SLACK_S)
+    name = f"moekit-init-{os.getpid()}"
+    task = ["--nodes=1", "--ntasks=1", "--time=1", f"--immediate={wait_s}", f"--job-name={name}"]
+    try:
+        said = slurm.call(["srun", *options, *task, *command], wait_s + CLIENT_SLACK_S)
+    except slurm.Unanswered:
+        with contextlib.suppress(MoekitError):  # an allocation may outlive its srun
+            slurm.call(["scancel", f"--name={name}", f"--user={getpass.getuser()}"])
+        what = f"a task on a node took longer than {wait_s + CLIENT_SLACK_S:g} s"
+        raise error(what, f"nodes that must start first need a longer `--wait`; {_WITHOUT}") from None
     if said.code:
         raise error(f"srun could not run on a node: {words(said.err)}", _srun_hint(said.err, wait_s))
     return said.out
@@ -136,9 +147,9 @@ def _said(*command: str) -> str:
 
 def _srun_hint(stderr: str, wait_s: int) -> str:
     if "busy" in stderr or "not available" in stderr:
-        return f"no node was free within {wait_s} s: wait longer with `--wait`, or go on without one by `--fabric`"
+        return f"no node was free within {wait_s} s: wait longer with `--wait`; {_WITHOUT}"
     if "account" in stderr.lower() or "qos" in stderr.lower():
         return (
             "name one that you may use with `--account` or `--qos`; `sacctmgr show association user=$USER` lists them"
         )
-    return "another partition may do, `--partition`; `--fabric` goes on without asking a node"
+    return f"another partition may do, `--partition`; {_WITHOUT}"

@@ -16,6 +16,7 @@ from moekit import share
 from moekit.launch import cluster, cluster_rules, cluster_schema
 from moekit.launch.cluster import Cluster, find_cluster, over_limits, shipped_clusters
 from moekit.problems import MoekitError
+from moekit.recipe import nodes
 from moekit.recipe.names import variable_problem
 
 LEAST = {
@@ -196,6 +197,31 @@ def test_plain_variables_are_taken() -> None:
 def test_a_name_no_file_can_have_is_refused() -> None:
     with pytest.raises(MoekitError, match="cannot be read: file name too long"):
         find_cluster("x" * 300)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("# nothing\n", "p.yaml:1: is empty\n    hint: `moekit init` writes a profile of the cluster you are on"),
+        ("a: {b: {c: {d: {e: {f: {g: {h: {i: 1}}}}}}}}",
+         "p.yaml:1: is nested more than 8 deep\n    hint: a profile is one, but for `environment`"),
+        ("name: &a b", "p.yaml:1: uses a YAML anchor or alias (`&a`)"
+         "\n    hint: write the values out: a profile inherits from none"),
+    ],
+)  # fmt: skip
+def test_what_is_no_plain_yaml(text: str, said: str) -> None:
+    with pytest.raises(MoekitError) as refused:
+        cluster.parse_cluster(text, "p.yaml")
+    assert str(refused.value) == said
+
+
+def test_no_profile_is_told_about_recipes() -> None:
+    """Every hint of the reader that speaks of recipes has a profile's words."""
+    said = re.findall(
+        r'"([^"\n]*(?:recipe|`base:`)[^"\n]*)"', Path(nodes.__file__).read_text().partition("def read(")[2]
+    )
+    assert set(said) - set(cluster.HINTS) == {"a recipe is a page of YAML: is this the right file?"}
+    assert set(cluster.HINTS) <= set(said)
 
 
 # The schema, the shipped profiles, the page

@@ -28,23 +28,23 @@ def written(name: str, node: init_node.NodeReport | None, answers: Answers = ANS
 # Which nodes
 
 
-def test_the_default_partition_comes_first_and_most_nodes() -> None:
+def test_nodes_in_service_come_first_then_the_default_partition() -> None:
     kind = choose(site("22.05"))
     assert (kind.partition.name, str(kind.gpus), [node.name for node in kind.nodes]) == (
         "gpu",
-        "gpu:a100:4",
-        ["a1", "a2"],
+        "gpu:h200:8",
+        ["n1", "n2"],
     )
     assert [(other.partition.name, str(other.gpus)) for other in init_choice.others(site("22.05"), kind)] == [
-        ("gpu", "gpu:h200:8"), ("debug", "gpu:h200:8"), ("old", "gpu:2"),
+        ("debug", "gpu:h200:8"), ("gpu", "gpu:a100:4"), ("old", "gpu:2"),
     ]  # fmt: skip
 
 
 def test_a_partition_and_a_gpu_can_be_asked_for() -> None:
-    assert str(choose(site("22.05"), "gpu", "h200").gpus) == "gpu:h200:8"
-    assert str(choose(site("22.05"), None, "h200").gpus) == "gpu:h200:8"
+    assert str(choose(site("22.05"), "gpu", "a100").gpus) == "gpu:a100:4"
+    assert str(choose(site("22.05"), None, "a100").gpus) == "gpu:a100:4"
     assert choose(site("22.05"), "debug").partition.name == "debug"
-    assert choose(site("22.05"), "gpu", "b200").gpus == Gpus("a100", 4)  # then nvidia-smi or the person knows better
+    assert choose(site("22.05"), "gpu", "b200").gpus == Gpus("h200", 8)  # then nvidia-smi or the person knows better
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,30 @@ def test_what_it_wrote_is_a_profile_for_jobs(slurm: Cluster, tmp_path: Path, ans
     assert find_cluster(str(tmp_path / "moekit.yaml")).time_limit_min == 60  # not moekit's 120: the partition's limit
 
 
+def test_a_job_runs_by_what_it_wrote(slurm: Cluster, tmp_path: Path) -> None:
+    """From an empty folder to a finished job: init, launch, and the job has the profile's setup and environment."""
+    root = slurm.shared_root / "by-init"
+    root.mkdir()
+    (root / "setup.sh").write_text("export FROM_SETUP='it ran'\n")
+    trainer = root / "trainer"
+    trainer.write_text(
+        "#!/bin/bash\n"
+        'mkdir -p "attempts/$MOEKIT_ATTEMPT/exit"\n'
+        'for r in {0..7}; do echo \'{"code": 0, "reason": "", "time": 1.0}\' >"attempts/1/exit/rank$r.json"; done\n'
+        'echo "$FROM_SETUP|$NCCL_SOCKET_IFNAME|$SLURM_GPUS_ON_NODE|$SLURM_JOB_PARTITION" >said\n'
+    )
+    trainer.chmod(0o755)
+    words = ["--container", "none", "--python", str(trainer), "--setup-script", str(root / "setup.sh")]
+    made = moekit(slurm, tmp_path, "init", *words, "--shared-root", str(root), "--megatron-path", "none")
+    assert made.returncode == 0, made.stderr
+    done = moekit(slurm, tmp_path, "launch", "first_moe_smoke", "--profile", "moekit.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    run = root / "runs/first_moe_smoke"
+    job = int(json.loads(done.stdout)["jobs"][0])
+    assert slurm.wait(job) == "COMPLETED", (run / "attempts/1/train.log").read_text()
+    assert (run / "said").read_text() == "it ran|^lo|8|gpu\n"
+
+
 def test_as_json(slurm: Cluster, tmp_path: Path, answers: list[str]) -> None:
     done = moekit(slurm, tmp_path, "init", "deep/er/mine.yaml", "--json", *answers)
     said = json.loads(done.stdout)
@@ -155,9 +179,8 @@ def test_where_no_node_is_free(slurm: Cluster, tmp_path: Path, answers: list[str
     done = moekit(slurm, tmp_path, "init", *answers, "--wait", "1")
     assert done.returncode == 1
     assert "error: srun could not run on a node: Unable to allocate resources: " in done.stderr
-    assert "    hint: no node was free within 1 s: wait longer with `--wait`, or go on without one by `--fabric`" in (
-        done.stderr
-    )
+    hint = "no node was free within 1 s: wait longer with `--wait`; `--fabric` goes on without asking a node"
+    assert f"    hint: {hint}\n" in done.stderr
     assert list(tmp_path.iterdir()) == []
     done = moekit(slurm, tmp_path, "init", *answers, "--wait", "1", "--fabric", "ib")
     assert done.returncode == 0, done.stderr
@@ -182,6 +205,19 @@ def test_what_sbatch_would_refuse(slurm: Cluster) -> None:
     )
 
 
+def test_a_node_that_does_not_answer(slurm: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its task is given up, and nothing of it is left in the queue."""
+    monkeypatch.setattr(init_site, "CLIENT_SLACK_S", 1.0)
+    with pytest.raises(MoekitError) as refused:
+        init_site.run_on_node(["--partition=gpu", "--mem=1000"], 2, "sleep", "50")
+    assert str(refused.value) == (
+        "error: a task on a node took longer than 3 s\n    hint: nodes that must start first need a longer `--wait`; "
+        "`--fabric` goes on without asking a node"
+    )
+    left = slurm.call("squeue", "-h", "-t", "RUNNING,PENDING", "-n", f"moekit-init-{os.getpid()}", "-o", "%i").stdout
+    assert left == ""
+
+
 def test_a_controller_that_does_not_answer(slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client goes on trying for minutes; ours is ended after its time, here two seconds instead of twenty."""
     lines = slurm.conf.read_text().splitlines()
@@ -203,6 +239,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "clusters.md"
 
 
 def test_the_page_shows_what_it_prints_and_writes(slurm: Cluster, tmp_path: Path) -> None:
+    if slurm.lacks:
+        pytest.xfail(slurm.lacks[0])
     page = PAGE.read_text()
     ((command, shown),) = re.findall(r"```text\n\$ moekit ([^\n]*)\n(.*?)```", page, re.DOTALL)
     (profile,) = re.findall(r"```yaml moekit.yaml\n(.*?)```", page, re.DOTALL)
@@ -218,4 +256,4 @@ def as_shown(text: str, paths: dict[str, str]) -> str:
     for theirs, here in paths.items():
         text = text.replace(here, theirs)
     text = re.sub(r"\$schema=\S+", "$schema=...", re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "TIME", text))
-    return re.sub(r" +#", " #", text)
+    return re.sub(r" +#", " #", re.sub(r"\bn[1-4]\b", "n1", text))
