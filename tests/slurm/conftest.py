@@ -1,5 +1,6 @@
 """Brings a real Slurm up, once a session."""
 
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +13,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     try:
         with running(tmp_path_factory.mktemp("shared")) as cluster:
             for sentence in cluster.lacks:
-                print(sentence)
+                warnings.warn(sentence, stacklevel=1)
             yield cluster
     except Unavailable as reason:
         pytest.skip(str(reason))

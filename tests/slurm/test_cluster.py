@@ -37,6 +37,11 @@ def batch(folder: Path, *lines: str) -> Path:
     return folder
 
 
+def test_it_comes_up_quickly(cluster: Cluster) -> None:
+    assert len(cluster.nodes) >= 2
+    assert cluster.up_after_s < 20
+
+
 def test_nodes_are_machines_of_their_own(slurm: Cluster) -> None:
     command = "hostname; echo $SLURM_GPUS_ON_NODE; echo $CUDA_VISIBLE_DEVICES"
     said = slurm.call("srun", "-N2", "--ntasks-per-node=1", "--gres=gpu:8", "bash", "-c", command)

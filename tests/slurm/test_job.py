@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -30,7 +31,8 @@ if "A_TOKEN" in env:
 seen = {{"argv": sys.argv[1:], "env": env, "cwd": os.getcwd(), "host": os.uname().nodename}}
 with open(f"seen.{{env['SLURM_NODEID']}}.json", "w") as file:
     json.dump(seen, file)
-time.sleep(float(env.get("HOLD_S", 0)))
+if env["MOEKIT_ATTEMPT"] == "1":
+    time.sleep(float(env.get("HOLD_S", 0)))
 """
 NSYS = """#!/bin/bash
 printf "%s\\n" "$@" >"nsys.$SLURM_NODEID"
@@ -207,20 +209,39 @@ def test_a_taken_port_is_left_alone(slurm: Cluster, taken_ports: range) -> None:
     assert int(endpoint.rpartition(":")[2]) == taken_ports.stop
 
 
+def wait_until_it_trains(slurm: Cluster, it: Job, id: int) -> None:
+    slurm.wait(id, "RUNNING")
+    deadline = time.monotonic() + 60
+    while not (it.run / "seen.0.json").exists():
+        assert time.monotonic() < deadline, it.log
+        time.sleep(0.1)
+
+
 def test_a_running_job_can_be_looked_at(slurm: Cluster) -> None:
     """It has all of its nodes; a step beside the training needs `--overlap`."""
     it = job(slurm, "beside", "dense\nruntime: {environment: {HOLD_S: 600}}")
     id = it.submit()
-    slurm.wait(id, "RUNNING")
-    deadline = time.monotonic() + 60
-    while not (it.run / "seen.0.json").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until_it_trains(slurm, it, id)
     step = ["srun", f"--jobid={id}", "--overlap", "--nodes=1", "--ntasks=1", "hostname"]
     done = slurm.call(*step)
     assert (done.returncode, done.stdout.strip()) == (0, it.seen()["host"]), done.stderr
     slurm.call("scancel", str(id))
     assert slurm.wait(id) == "CANCELLED"
+
+
+def test_a_requeued_job_is_the_next_attempt(slurm: Cluster) -> None:
+    """As an administrator may do it, where a job allows it."""
+    it = job(slurm, "requeued", "dense\nruntime: {environment: {HOLD_S: 600}}")
+    id = it.submit("--requeue")
+    wait_until_it_trains(slurm, it, id)
+    slurm.call("scontrol", "requeue", str(id))
+    slurm.wait(id, "PENDING")
+    slurm.call("scontrol", "update", f"JobId={id}", "StartTime=now")  # else it waits for its credentials' end
+    assert slurm.wait(id, timeout_s=60) == "COMPLETED", it.log
+    log = (it.run / f"slurm-{id}.log").read_text()
+    assert re.findall(r"^attempt \d", log, re.MULTILINE) == ["attempt 1", "attempt 2"]
+    assert f"--rdzv-id={id}.2" in it.seen()["argv"]
+    assert [path.name for path in (it.run / "jobs").iterdir()] == [str(id)]
 
 
 def test_nsight_starts_on_the_nodes_of_the_chosen_ranks(slurm: Cluster, tmp_path: Path) -> None:
@@ -248,7 +269,9 @@ def test_without_nsight_the_job_says_so(slurm: Cluster) -> None:
 
 def test_the_sites_setup_script_comes_first_and_the_recipe_wins(slurm: Cluster) -> None:
     script = slurm.shared_root / "it's;set$up.sh"
-    script.write_text('export SITE=1 BOTH=site LD_LIBRARY_PATH=/site/lib UNSEEN="$NOT_SET" argv=x ARGUMENTS="$*"\nfalse\n')
+    script.write_text(
+        'export SITE=1 BOTH=site LD_LIBRARY_PATH=/site/lib UNSEEN="$NOT_SET" argv=x ARGUMENTS="$*"\nfalse\n'
+    )
     text = "dense\nruntime: {environment: {BOTH: recipe}}"
     it = job(slurm, "set_up", text, setup_script=str(script), library_path=["/efa/lib"])
     assert it.ends() == "COMPLETED", it.log

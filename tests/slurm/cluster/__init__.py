@@ -52,6 +52,8 @@ class Cluster:
     lacks: list[str] = field(default_factory=list)
     """What this machine does not give: sentences."""
     daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    up_after_s: float = 0.0
+    """How long it took to come up."""
 
     @property
     def conf(self) -> Path:
@@ -163,9 +165,11 @@ def running(shared_root: Path, nodes: int = 4) -> Iterator[Cluster]:
     # not below pytest's folder: a socket's path has 107 characters at most
     with tempfile.TemporaryDirectory(prefix="moekit-slurm-", dir="/tmp") as folder:
         cluster = Cluster(Path(folder), shared_root, [f"n{number + 1}" for number in range(nodes)])
+        began = time.monotonic()
         try:
             _configure(cluster)
             _start(cluster)
+            cluster.up_after_s = time.monotonic() - began
             yield cluster
         except Exception:
             for log in sorted(cluster.folder.glob("log/*")):
