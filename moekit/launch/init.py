@@ -85,6 +85,8 @@ def init(path: Path | None, wishes: Wishes, *, force: bool, ask: Ask | None, tel
     """
     if path:
         _refuse_existing(path, force)
+    if wishes.wait_s == 0 and wishes.fabric is None:
+        raise error("`--wait 0` asks no node, and the network between nodes must be known", "say it with `--fabric`")
     tell("asking Slurm for partitions, nodes, limits and accounts")
     site = init_site.ask_slurm()
     path = path or Path(f"{site.config.cluster or 'cluster'}.yaml")
@@ -92,7 +94,7 @@ def init(path: Path | None, wishes: Wishes, *, force: bool, ask: Ask | None, tel
     kind = init_choice.choose(site, wishes.partition, wishes.gpu)
     container = wishes.container or ("pyxis" if site.has_pyxis else "none")
     if ask is None:
-        _refuse_open(questions(wishes, container, kind, None))
+        _refuse_open(questions(wishes, container, kind, None, node_can_say=wishes.wait_s > 0))
     sizes = init_site.ask_sizes([node.name for node in kind.nodes])
     notes: list[str] = []
     report = _node_report(site, kind, wishes, notes, tell)
@@ -106,24 +108,20 @@ def init(path: Path | None, wishes: Wishes, *, force: bool, ask: Ask | None, tel
     return found
 
 
-def questions(wishes: Wishes, container: str, kind: Kind, report: NodeReport | None) -> list[Question]:
-    """What neither an option nor the cluster says, each with a default."""
+def questions(
+    wishes: Wishes, container: str, kind: Kind, report: NodeReport | None, *, node_can_say: bool = False
+) -> list[Question]:
+    """What neither an option nor the cluster says, each with a default; `node_can_say` before a node was asked."""
     root = wishes.shared_root or _shared_root(report)
     asked = [Question("shared_root", "folder that all nodes share, for runs, data and tokenizers", root)]
     if container == "pyxis":
         asked.append(Question("image", "squashfs image to train in", f"{root}/images/pytorch-26.06.sqsh"))
     checkout = "Megatron-LM checkout that all nodes see, or `none` for the megatron-core that python finds"
     asked.append(Question("megatron_path", checkout, f"{root}/Megatron-LM" if container == "pyxis" else "none"))
-    if init_choice.gpu_model(kind.gpus, report)[0] is None and report is not None:
-        models = ", ".join(init_choice.MODELS)
+    if init_choice.gpu_model(kind.gpus, report)[0] is None and not node_can_say:
+        models = ", ".join(sorted(init_choice.MODELS))
         asked.append(Question("gpu", f"GPU model, which neither gres nor nvidia-smi names: {models}", ""))
     return [question for question in asked if getattr(wishes, question.name) is None]
-
-
-def slurm_options(cluster: Cluster, gpus: int) -> list[str]:
-    """What a short task on one of the profile's nodes is asked with."""
-    said = {"partition": cluster.partition, "account": cluster.account, "qos": cluster.qos}
-    return [f"--{name}={value}" for name, value in said.items() if value] + [f"--gres={cluster.gres}:{gpus}"]
 
 
 def _refuse_existing(path: Path, force: bool) -> None:
@@ -157,17 +155,13 @@ def _shared_root(report: NodeReport | None) -> str:
 
 def _node_report(site: Site, kind: Kind, wishes: Wishes, notes: list[str], tell: Tell) -> NodeReport | None:
     """What a node says; without one, only where `--fabric` says what is needed of it."""
-    if wishes.wait_s == 0 and wishes.fabric is None:
-        raise error("`--wait 0` asks no node, and the network between nodes must be known", "say it with `--fabric`")
     if wishes.wait_s == 0:
         notes.append("no node was asked: the profile names no network interfaces")
         return None
     charged = wishes.account or init_choice.account(site, kind.partition)[0]
     quality = wishes.qos or init_choice.qos(site, kind.partition, charged)[0]
-    said = {"partition": kind.partition.name, "account": charged, "qos": quality, "gres": f"{kind.gpus.gres}:1"}
-    options = [f"--{name}={value}" for name, value in said.items() if value]
-    if min(node.memory_mib for node in kind.nodes) > 2048:
-        options.append("--mem=1024")  # some sites give a job without it all of a node's
+    memory_gib = min(node.memory_mib for node in kind.nodes) // 1024
+    options = init_site.task_options(kind.partition.name, charged, quality, kind.gpus.gres, memory_gib)
     tell(f"asking a node of `{kind.partition.name}` by srun, for {wishes.wait_s} s at most")
     try:
         return init_site.ask_node(options, wishes.wait_s)
@@ -188,7 +182,7 @@ def _answers(wishes: Wishes, container: str, kind: Kind, report: NodeReport | No
             given = replace(given, **answer)
         missing = questions(given, container, kind, report)
     said = {name: getattr(given, name) for name in ("image", "megatron_path", "setup_script")}
-    paths = {name: None if value in (None, "none") else str(Path(value).expanduser()) for name, value in said.items()}
+    paths = {name: None if value in (None, "none") else os.path.expanduser(value) for name, value in said.items()}  # noqa: PTH111
     return Answers(
         shared_root=str(Path(str(given.shared_root)).expanduser()),
         container=container,
@@ -244,7 +238,9 @@ def _try(found: Found, wait_s: int, tell: Tell) -> None:
         return
     tell("running `hostname` on a node, a minute at most")
     script = 'hostname; if [[ -d $1 && -w $1 ]]; then echo "seen"; fi'
-    options = slurm_options(cluster, 1)
+    options = init_site.task_options(
+        cluster.partition, cluster.account, cluster.qos, cluster.gres, cluster.memory_gib or 0
+    )
     try:
         said = init_site.run_on_node(options, wait_s, "bash", "-c", script, "hostname", cluster.shared_root).split()
     except MoekitError as failed:

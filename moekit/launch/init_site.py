@@ -77,6 +77,14 @@ def ask_sizes(names: Sequence[str]) -> dict[str, tuple[int, int]]:
     return init_text.sizes(_answer("scontrol", "--oneliner", "show", "node", ",".join(names)))
 
 
+def task_options(partition: str | None, account: str | None, qos: str | None, gres: str, memory_gib: int) -> list[str]:
+    """What a short task with one GPU is asked with, on a node of so much memory; 0: the site does not say."""
+    said = {"partition": partition, "account": account, "qos": qos, "gres": f"{gres}:1"}
+    if memory_gib > 1:
+        said["mem"] = "1024"  # MiB; some sites give a job that says nothing all of a node's
+    return [f"--{name}={value}" for name, value in said.items() if value]
+
+
 def ask_node(options: Sequence[str], wait_s: int) -> NodeReport:
     """What a node says of itself, by one task of a minute on the first that is free within `wait_s` seconds.
 

@@ -3,13 +3,19 @@
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sites import CLOUD, DGX, site
 
 from moekit import share
 from moekit.launch import init_node
-from moekit.launch.init_site import words
+from moekit.launch.init import Wishes, questions
+from moekit.launch.init_choice import Kind, choose
+from moekit.launch.init_node import NodeReport
+from moekit.launch.init_site import task_options, words
+from moekit.launch.init_text import Gpus
 
 ASK_NODE = share.folder("slurm") / "ask_node.sh"
 
@@ -57,6 +63,39 @@ def test_a_controller_that_says_no(tmp_path: Path) -> None:
     ]
 
 
+def test_a_node_must_be_asked_or_its_network_said(tmp_path: Path) -> None:
+    assert moekit(tmp_path, "init", "--wait", "0").stderr.splitlines() == [
+        "error: `--wait 0` asks no node, and the network between nodes must be known",
+        "    hint: say it with `--fabric`",
+    ]
+
+
+def test_questions_are_what_nobody_else_knows() -> None:
+    """A GPU that neither its gres nor nvidia-smi names; without nvidia-smi, once no node can say it any more."""
+    kind = choose(site("22.05"))
+    unnamed = replace(kind, gpus=Gpus("", 8))
+
+    def asked(
+        of: Kind, container: str, wishes: Wishes, node: NodeReport | None, *, node_can_say: bool = False
+    ) -> list[str]:
+        return [one.option for one in questions(wishes, container, of, node, node_can_say=node_can_say)]
+
+    assert asked(kind, "pyxis", Wishes(), DGX) == ["--shared-root", "--image", "--megatron-path"]
+    assert asked(kind, "none", Wishes(), DGX) == ["--shared-root", "--megatron-path"]
+    said = Wishes(shared_root="/r", megatron_path="none")
+    assert asked(unnamed, "none", said, DGX) == []
+    assert asked(unnamed, "none", said, None, node_can_say=True) == []
+    assert asked(unnamed, "none", said, CLOUD) == asked(unnamed, "none", said, None) == ["--gpu"]
+
+
+def test_defaults_follow_from_the_shared_root() -> None:
+    shared, image, _ = questions(Wishes(), "pyxis", choose(site("22.05")), None)
+    assert shared.default == str(Path.home() / "moekit")
+    assert image.default.startswith(f"{shared.default}/")
+    _, checkout = questions(Wishes(shared_root="/fsx/m"), "pyxis", choose(site("22.05")), None)
+    assert checkout.default == "/fsx/m/Megatron-LM"
+
+
 def test_what_this_machine_says_of_itself() -> None:
     here = subprocess.run(
         ["bash", "-c", ASK_NODE.read_text(), "ask_node.sh", "/etc/passwd", "/no/such/file"],
@@ -88,3 +127,10 @@ def test_the_script_for_nodes_is_clean() -> None:
 )  # fmt: skip
 def test_a_clients_words(said: str, shown: str) -> None:
     assert words(said) == shown
+
+
+def test_the_options_of_a_short_task() -> None:
+    assert task_options("gpu", "ml", None, "gpu:h100", 900) == [
+        "--partition=gpu", "--account=ml", "--gres=gpu:h100:1", "--mem=1024",
+    ]  # fmt: skip
+    assert task_options(None, None, None, "gpu", 0) == ["--gres=gpu:1"]

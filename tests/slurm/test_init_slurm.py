@@ -186,7 +186,7 @@ def test_where_no_node_is_free(slurm: Cluster, tmp_path: Path, answers: list[str
     assert done.returncode == 0, done.stderr
     notes = [line for line in done.stdout.splitlines() if line.startswith("note: ")]
     assert notes[0].startswith("note: no node was asked: ")
-    assert notes[1].endswith("try it later: srun --partition=gpu --gres=gpu:h200:1 --time=1 hostname")
+    assert notes[1].endswith("try it later: srun --partition=gpu --gres=gpu:h200:1 --mem=1024 --time=1 hostname")
     assert "sbatch would take its jobs: the first could start at 20" in done.stdout
 
 
