@@ -117,6 +117,24 @@ def test_a_run_from_launch_to_its_end(slurm: Cluster, moekit: Moekit) -> None:
     assert jobs_of(slurm, "stops") == [job, *again["jobs"]]
 
 
+def test_what_a_dry_run_shows_is_submitted(slurm: Cluster, moekit: Moekit) -> None:
+    """Byte for byte; only the provenance says what the cluster had."""
+    shown = json.loads(moekit("launch", "first_moe", "--name", "shown", "--dry-run", "--json").stdout)
+    moekit("launch", "first_moe", "--name", "shown")
+    run = run_of(slurm, "shown").path
+    said = json.loads((run / "provenance.json").read_text())
+    found = said.pop("found")
+    assert said == json.loads(shown.pop("provenance.json"))
+    assert {name: (run / name).read_text() for name in shown} == shown
+    assert (found["slurm"], found["checkout"], found["image"]) == (
+        clients.call(["sbatch", "-V"]).out.split()[1],
+        None,
+        None,
+    )
+    assert list(found["data"]["sha256"]) == ["data-args.txt"]
+    until(slurm, "shown", "completed")
+
+
 def test_a_run_that_waits_or_runs_is_cancelled_and_not_resumed(slurm: Cluster, moekit: Moekit) -> None:
     moekit("launch", "first_moe", "--name", "waits")
     until(slurm, "waits", "running")
