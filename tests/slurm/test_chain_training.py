@@ -65,6 +65,29 @@ def test_a_chain_of_three_finishes_a_training(slurm: Cluster, tmp_path: Path) ->
     assert not slurm.call("squeue", "-h", "-t", "PENDING,RUNNING", "-j", ",".join(map(str, jobs))).stdout.strip()
 
 
+def test_an_index_is_built_in_the_container(slurm: Cluster, tmp_path: Path) -> None:
+    recipe = tmp_path / "contained.yaml"
+    recipe.write_text(RECIPE.replace("seq_length: 64", "seq_length: 32"))
+    fields = {"gpus_per_node": 2, "cpus_per_task": 2, "cpu_partition": "cpu", "container": "pyxis"}
+    profile = slurm.profile("contained", **fields)
+    command = [sys.executable, "-m", "moekit", "launch", str(recipe), "--on", "slurm", "--profile", str(profile)]
+    done = subprocess.run(
+        [*command, "--index-first", "--json"], capture_output=True, text=True, timeout=300, env=slurm.env()
+    )
+    assert done.returncode == 0, done.stderr
+    (job,) = json.loads(done.stdout)["jobs"]
+    found = slurm.call("squeue", "-h", "-t", "all", "-n", "contained-index", "-o", "%A").stdout
+    state = slurm.wait(int(found), timeout_s=PATIENCE_S)
+    slurm.call("scancel", job)
+    log = (slurm.shared_root / f"runs/contained/index/slurm-{int(found)}.log").read_text()
+    assert state == "COMPLETED", log
+    assert "8 files built" in log
+    asked = [json.loads(line) for line in slurm.record.read_text().splitlines()]
+    assert [line["options"]["container-workdir"] for line in asked if line.get("job") == int(found)] == [
+        str(slurm.shared_root / "runs/contained/index")
+    ]
+
+
 def _wait_for_step(slurm: Cluster, run: RunDir, job: int, step: int) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not any(seen.step >= step for seen in MetricsReader(run.path).poll()):
