@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster import Cluster
 
 from moekit.data.quickstart import prepare_python_docs, prepare_tokenizer
-from moekit.launch.failure import exit_records
+from moekit.launch.failure import exit_records, first_cause
 from moekit.launch.rundir import RunDir
 from moekit.watch.metrics import MetricsReader
 
@@ -110,3 +114,27 @@ def test_a_signal_and_the_time_limit_save_and_end_and_the_next_job_goes_on(slurm
     slurm.call("scontrol", "update", f"JobId={job}", "TimeLimit=6")
     assert run.ends(job, 2) == "COMPLETED"
     assert int(run.files.latest_checkpoint.read_text()) > first
+
+
+@pytest.mark.usefixtures("data")
+def test_a_killed_rank_ends_the_job_on_all_nodes(slurm: Cluster) -> None:
+    run = Run(slurm, "killed", TINY % (9999, 9999))
+    job = run.launch()
+    wait_for_step(slurm, run.files, job, attempt=1, step=1)
+    os.kill(process_of_rank(1, run.files), signal.SIGKILL)
+    assert slurm.wait(job, timeout_s=PATIENCE_S) == "FAILED"
+    assert set(exit_codes(run.files, 1)) == {0}
+    assert run.moekit("status", run.name)["state"] == "failed"
+    assert first_cause(run.files.attempt(1).path, 2).startswith("rank 1 was killed (SIGKILL)")
+
+
+def process_of_rank(rank: int, run: RunDir) -> int:
+    """A node's processes are this machine's too, under other numbers."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            entries = (folder / "environ").read_bytes().split(b"\0")
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            is_rank = {f"RANK={rank}".encode(), f"PYTHONPATH={run.path}/job".encode()} <= set(entries)
+            if is_rank and any(word.endswith(b"job/entry.py") for word in words):
+                return int(folder.name)
+    raise AssertionError(f"no process of rank {rank}")
