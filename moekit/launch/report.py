@@ -34,8 +34,7 @@ def say_submitted(submitted: Submitted, profile: str | None, as_json: bool) -> N
         print(json.dumps(submitted.as_json(), indent=1))
         return
     name = submitted.run.path.name
-    jobs = ", ".join(submitted.jobs)
-    print(f"{name}: job{'s' * (len(submitted.jobs) > 1)} {jobs} submitted, {_expected(submitted.first)}")
+    print(f"{name}: {_submitted(submitted)}")
     print(f"  directory   {submitted.run.path}")
     print(f"  next        moekit logs -f {name}{with_profile(profile)}")
 
@@ -56,9 +55,15 @@ def say_several(launched: Sequence[Launched], profile: str | None, as_json: bool
 
 def _what_became(launched: Launched) -> str:
     if launched.submitted:
-        jobs = ", ".join(launched.submitted.jobs)
-        return f"job{'s' * (len(launched.submitted.jobs) > 1)} {jobs} submitted, {_expected(launched.submitted.first)}"
+        return _submitted(launched.submitted)
     return f"is there already: {_sentence(launched.before.state)}" if launched.before else "not submitted"
+
+
+def _submitted(submitted: Submitted) -> str:
+    """A run's jobs, those it waits for, and when it starts."""
+    behind = f" behind {', '.join(submitted.after)}" if submitted.after else ""
+    many = "s" * (len(submitted.jobs) > 1)
+    return f"job{many} {', '.join(submitted.jobs)} submitted{behind}, {_expected(submitted.first)}"
 
 
 def _launched_as_json(launched: Launched) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moekit.launch import chain, index
 from moekit.launch.cluster import Cluster
@@ -15,7 +15,7 @@ from moekit.launch.flat import flat_yaml
 from moekit.launch.missing import missing
 from moekit.launch.rundir import RunDir, run_dir
 from moekit.launch.runs import Seen, look
-from moekit.launch.submit import Submitted, prepare, settled, submit_links, taken_by
+from moekit.launch.submit import Submitted, looked_at, prepare, settled, submit_links, taken_by
 from moekit.problems import MoekitError, Problem, error, shortened
 from moekit.recipe.check import problems_of
 from moekit.recipe.load import Loaded, load_each
@@ -96,6 +96,8 @@ def launch_several(
     if any(problem.level == "error" for problem in found):
         raise MoekitError(*dict.fromkeys(found))
     launched, refused = _submit_in_order(ordered, there, cluster, links, index.for_runs(todo, cluster, index_first))
+    looked = {one.run: one for one in looked_at([one.submitted for one in launched if one.submitted])}
+    launched = [replace(one, submitted=looked.get(one.run)) for one in launched]
     return launched, [*dict.fromkeys(found), *refused]
 
 
@@ -120,7 +122,7 @@ def _submit_in_order(
             launched.append(Launched(run, before=before))
             continue
         last_jobs[one.name] = submitted.jobs[-1]
-        launched.append(Launched(run, submitted, before))
+        launched.append(Launched(run, replace(submitted, after=tuple(after)), before))
     return launched, refused
 
 

@@ -6,6 +6,7 @@ was never submitted; a claim without an outcome says that Slurm may have the job
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -29,8 +30,6 @@ from moekit.recipe.load import Loaded, load
 
 SETTLES_S = 10.0
 """The longest that Slurm may take to show a job whose sbatch was cut off."""
-CHAIN = "--dependency=singleton"
-"""A job begins when all others of its name and user have ended: how the links of a chain follow each other."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,8 @@ class Submitted:
     first: Job | None
     """The first of them as Slurm tells it right after; None where it does not."""
     warnings: tuple[Problem, ...] = ()
+    after: tuple[str, ...] = ()
+    """The jobs that must have ended well before: of the run it begins from, of the index of its data."""
 
     def as_json(self) -> dict[str, Any]:
         """What a script needs of it."""
@@ -50,33 +51,11 @@ class Submitted:
             "run": self.run.path.name,
             "directory": str(self.run.path),
             "jobs": list(self.jobs),
+            "after": list(self.after),
             "state": self.first.state if self.first else None,
             "reason": self.first.reason if self.first else None,
             "start": self.first.start if self.first else None,
         }
-
-
-def launch_slurm(loaded: Loaded, name: str, cluster: Cluster, options: Sequence[str] = (), links: int = 1) -> Submitted:
-    """Write a recipe's run directory and submit it, as `links` jobs that follow each other.
-
-    Raises:
-        MoekitError: with everything that is missing, and nothing is written; or Slurm refuses the job, and the same
-            launch, once that is mended, takes the directory's place.
-    """
-    if found := problems(loaded, name, cluster):
-        raise MoekitError(*found)
-    run, newest = prepare(loaded, name, cluster)
-    return submit_links(run, newest, [*options, CHAIN] if links > 1 else options, links)
-
-
-def problems(loaded: Loaded, name: str, cluster: Cluster, siblings: frozenset[str] = frozenset()) -> list[Problem]:
-    """Everything that keeps a recipe from being submitted as the run `name`; nothing is written.
-
-    `siblings` are the names of runs that are launched with it.
-    """
-    run = run_dir(cluster.shared_root, name)
-    _, taken = _taken(run)
-    return [*([taken] if taken else []), *missing(loaded, cluster, os.environ, siblings)]
 
 
 def taken_by(name: str, cluster: Cluster) -> Problem | None:
@@ -137,7 +116,7 @@ def submit_links(run: RunDir, newest: int, options: Sequence[str], links: int) -
                 raise
             warnings = tuple(as_warnings(list(refused.problems)))
             break
-    return Submitted(run, tuple(jobs), _first_look(jobs[0]), warnings)
+    return Submitted(run, tuple(jobs), None, warnings)
 
 
 def submit_run(run: RunDir, options: Sequence[str] = (), newest: int | None = None) -> str:
@@ -177,7 +156,7 @@ def resume(run: RunDir, anew: bool = False, options: Sequence[str] = ()) -> Subm
         raise MoekitError(problem, *silent)
     if lacking := _lacking(run):
         raise MoekitError(*lacking)
-    return submit_links(run, seen.files.newest, options, 1)
+    return looked_at([submit_links(run, seen.files.newest, options, 1)])[0]
 
 
 def _taken(run: RunDir) -> tuple[int | None, Problem | None]:
@@ -250,15 +229,19 @@ def _lacking(run: RunDir) -> list[Problem]:
     return [replace(problem, where=problem.where or str(run.path)) for problem in problems]
 
 
-def _first_look(job: str) -> Job | None:
-    """A job right after its submission; a second look where Slurm needs a moment to say when it starts."""
-    found: Job | None = None
+def looked_at(submitted: Sequence[Submitted]) -> list[Submitted]:
+    """Runs with their first jobs as Slurm tells them right after, asked once for all; again where it needs a moment."""
+    asked = [one.jobs[0] for one in submitted]
+    found: dict[str, Job] = {}
     for pause_s in (0.0, 1.0):
         time.sleep(pause_s)
-        try:
-            found = slurm.jobs([job]).get(job)
-        except MoekitError:
-            return found
-        if found and (found.start or found.reason or not found.waiting):  # else no scheduler has come across it yet
+        with contextlib.suppress(MoekitError):
+            found = slurm.jobs(asked)
+        if all(job in found and _is_placed(found[job]) for job in asked):
             break
-    return found
+    return [replace(one, first=found.get(one.jobs[0])) for one in submitted]
+
+
+def _is_placed(job: Job) -> bool:
+    """Whether a scheduler has come across a job yet."""
+    return bool(job.start or job.reason or not job.waiting)
