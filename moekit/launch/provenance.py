@@ -12,6 +12,7 @@ import hashlib
 import json
 import platform
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,12 @@ from moekit.launch.checkout import look_at
 from moekit.launch.cluster import Cluster
 from moekit.launch.rundir import RunDir, data_dir, tokenizer_dir
 from moekit.megatron.installed import find_judge
-from moekit.problems import MoekitError
+from moekit.problems import MoekitError, Problem
 from moekit.recipe.load import Loaded
 
 MOST_HASHED_BYTES = 64 * 2**20
-_DATA_FILES = ("manifest.json", "data-args.txt")
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+DATA_FILES = ("manifest.json", "data-args.txt")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
 def with_found(files: dict[str, str], found: dict[str, Any]) -> dict[str, str]:
@@ -35,18 +36,16 @@ def with_found(files: dict[str, str], found: dict[str, Any]) -> dict[str, str]:
 
 
 def found_on(cluster: Cluster, loaded: Loaded, as_checked: bool | None) -> dict[str, Any]:
-    """What the job of a recipe will find there; what is missing is null.
+    """What the job of a recipe will find there; of what is missing only the path.
 
     `as_checked` says that the Megatron checkout was looked at and is as the recipe was checked; None looks.
     """
-    recipe, root = loaded.recipe, cluster.shared_root
+    data, root = loaded.recipe.data, cluster.shared_root
     return {
-        "checkout": _checkout(cluster.megatron_path, recipe.megatron.version, as_checked),
+        "checkout": _checkout(cluster.megatron_path, loaded.recipe.megatron.version, as_checked),
         "image": image_facts(cluster.image) if cluster.container == "pyxis" and cluster.image else None,
-        "data": _folder(data_dir(root, recipe.data.name), _DATA_FILES) if recipe.data.name else None,
-        "tokenizer": _folder(tokenizer_dir(root, recipe.data.tokenizer), _TOKENIZER_FILES)
-        if recipe.data.tokenizer
-        else None,
+        "data": folder_facts(data_dir(root, data.name), DATA_FILES) if data.name else None,
+        "tokenizer": folder_facts(tokenizer_dir(root, data.tokenizer), TOKENIZER_FILES) if data.tokenizer else None,
         "slurm": _slurm_version(),
         "python": platform.python_version(),
     }
@@ -61,39 +60,61 @@ def read(run: RunDir) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def image_facts(image: str) -> dict[str, Any] | None:
-    """What tells an image from another of the same name; None where there is none."""
+def changed(found: Mapping[str, Any]) -> list[Problem]:
+    """What a run found at its launch, and a further job would not find or find changed: image, data, tokenizer."""
+    problems = []
+    for name in ("image", "data", "tokenizer"):
+        then = found.get(name)
+        if not then or "path" not in then:
+            continue
+        if name == "image":
+            now = image_facts(then["path"])
+            there = now["bytes"] is not None
+        else:
+            now = folder_facts(Path(then["path"]), tuple(then["sha256"] or ()))
+            there = now["sha256"] is not None
+        if not there:
+            problems.append(Problem("", f"the {name} of this run is not there: {then['path']}", "put it there"))
+        elif any(value is not None and now[fact] != value for fact, value in then.items()):
+            what = f"the {name} is no longer what the run was launched with: {then['path']}"
+            problems.append(Problem("", what, "put that back, or launch the recipe as another run with `--name`"))
+    return problems
+
+
+def image_facts(image: str) -> dict[str, Any]:
+    """What tells an image from another of the same name."""
     path = Path(image)
     if not path.is_absolute():
         return {"name": image}
-    if not path.is_file():
-        return None
-    told = None
+    facts: dict[str, Any] = {"path": image, "bytes": None, "modified": None, "sha256": None}
     with contextlib.suppress(OSError):
+        stat = path.stat()
+        facts |= {"bytes": stat.st_size, "modified": int(stat.st_mtime)}
         told = re.match(r"[0-9a-f]{64}\b", Path(f"{image}.sha256").read_text(encoding="utf-8"))
-    stat = path.stat()
-    return {"path": image, "bytes": stat.st_size, "modified": int(stat.st_mtime), "sha256": told[0] if told else None}
+        facts["sha256"] = told[0] if told else None
+    return facts
 
 
-def _checkout(path: str | None, version: str, as_checked: bool | None) -> dict[str, Any] | None:
-    judge = find_judge(path) if path else None
-    if path is None or judge is None:
-        return None
-    if as_checked is None:
-        as_checked = not look_at(path, version)[1]
-    return {"path": path, "version": judge.megatron, "commit": judge.commit or None, "as_checked": as_checked}
-
-
-def _folder(folder: Path, names: tuple[str, ...]) -> dict[str, Any] | None:
-    """A folder, and the sha256 of those of some files that it has."""
+def folder_facts(folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
+    """A folder, and the sha256 of those of some files that it has; None for those where there is no folder."""
     if not folder.exists():
-        return None
+        return {"path": str(folder), "sha256": None}
     hashes = {}
     for name in names:
         path = folder / name
         if path.is_file() and path.stat().st_size <= MOST_HASHED_BYTES:
             hashes[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return {"path": str(folder), "sha256": hashes}
+
+
+def _checkout(path: str | None, version: str, as_checked: bool | None) -> dict[str, Any] | None:
+    if path is None:
+        return None
+    judge = find_judge(path)
+    if as_checked is None:
+        as_checked = not look_at(path, version)[1]
+    facts = {"version": judge.megatron, "commit": judge.commit or None} if judge else {"version": None, "commit": None}
+    return {"path": path, **facts, "as_checked": as_checked}
 
 
 def _slurm_version() -> str | None:

@@ -96,11 +96,14 @@ def prepare(loaded: Loaded, name: str, cluster: Cluster, as_checked: bool | None
     if refused is None:
         place(run.path, files, _remedy(name))
         return run, 0
-    number = submissions.claim(run, refused)
+    number, said = submissions.claim(run, refused), "written anew, and not submitted yet"
     try:
         write(run.path, files)
+    except MoekitError as unwritten:
+        said = unwritten.problems[0].what
+        raise
     finally:
-        submissions.record(run, number, "refused", said="written anew, and not submitted yet")
+        submissions.record(run, number, "refused", said=said)
     return run, number
 
 
@@ -214,18 +217,13 @@ def settled(run: RunDir) -> tuple[Seen, list[Problem]]:
 
 def _lacking(run: RunDir) -> list[Problem]:
     """What a run was made of and is no longer there, or no longer the same."""
-    said = provenance.read(run).get("found") or {}
+    found = provenance.read(run).get("found") or {}
     loaded = load(str(run.recipe))
     problems = missing_secrets(loaded, os.environ)
-    if checkout := said.get("checkout"):
-        _, other = look_at_checkout(checkout["path"], loaded.recipe.megatron.version, checkout["commit"])
+    if checkout := found.get("checkout"):
+        _, other = look_at_checkout(checkout["path"], loaded.recipe.megatron.version, checkout["commit"] or "")
         problems += other
-    image = said.get("image") or {}
-    if path := image.get("path"):
-        now = provenance.image_facts(path)
-        if now is None or (now["bytes"], now["modified"]) != (image["bytes"], image["modified"]):
-            what = f"the image is {'gone' if now is None else 'another one than the run began with'}: {path}"
-            problems.append(Problem("", what, "put it back, or launch the recipe as another run with `--name`"))
+    problems += provenance.changed(found)
     return [replace(problem, where=problem.where or str(run.path)) for problem in problems]
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,8 +85,39 @@ def test_an_image_is_told_without_reading_it(tmp_path: Path) -> None:
     assert facts == {"path": str(image), "bytes": 4, "modified": int(image.stat().st_mtime), "sha256": None}
     digest = "0123456789abcdef" * 4
     Path(f"{image}.sha256").write_text(f"{digest}  x.sqsh\n")
-    assert (provenance.image_facts(str(image)) or {})["sha256"] == digest
+    assert provenance.image_facts(str(image))["sha256"] == digest
     Path(f"{image}.sha256").write_text("nothing\n")
-    assert (provenance.image_facts(str(image)) or {})["sha256"] is None
+    assert provenance.image_facts(str(image))["sha256"] is None
     assert provenance.image_facts("nvcr.io#nvidia/pytorch:26.06-py3") == {"name": "nvcr.io#nvidia/pytorch:26.06-py3"}
-    assert provenance.image_facts(str(tmp_path / "none")) is None
+    assert provenance.image_facts(str(tmp_path / "none"))["bytes"] is None
+
+
+def test_what_changed_under_a_run(tmp_path: Path) -> None:
+    """A further job trains on the same data in the same image; what was missing at launch may have come since."""
+    image, data, tokenizer = tmp_path / "x.sqsh", tmp_path / "data", tmp_path / "tokenizer"
+
+    def found() -> dict[str, Any]:
+        return {
+            "image": provenance.image_facts(str(image)),
+            "data": provenance.folder_facts(data, provenance.DATA_FILES),
+            "tokenizer": provenance.folder_facts(tokenizer, provenance.TOKENIZER_FILES),
+        }
+
+    nothing = found()
+    assert [problem.what for problem in provenance.changed(nothing)] == [
+        f"the image of this run is not there: {image}",
+        f"the data of this run is not there: {data}",
+        f"the tokenizer of this run is not there: {tokenizer}",
+    ]
+    image.write_bytes(b"hsqs")
+    for folder in (data, tokenizer):
+        folder.mkdir()
+    (data / "data-args.txt").write_text("a")
+    everything = found()
+    assert provenance.changed(nothing) == provenance.changed(everything) == provenance.changed({}) == []
+    image.write_bytes(b"hsqs anew")
+    (data / "data-args.txt").write_text("b")
+    assert [problem.what for problem in provenance.changed(everything)] == [
+        f"the image is no longer what the run was launched with: {image}",
+        f"the data is no longer what the run was launched with: {data}",
+    ]
