@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,7 @@ def load_partly(given: str) -> Loaded:
 def load_each(given: str, name: str | None = None) -> list[Loaded]:
     """The recipe of a path or of a shipped name, or all of a sweep's, or the one of `SWEEP:VARIANT`.
 
-    `name` names the recipe, or the sweep, in the place of its file. What a field cannot take is left unset and listed,
+    `name` names the run, or the sweep, in the place of its file. What a field cannot take is left unset and listed,
     as by `load_partly`.
 
     Raises:
@@ -126,8 +126,10 @@ def load_each(given: str, name: str | None = None) -> list[Loaded]:
     from moekit.recipe import sweep  # here: it builds on this file
 
     if sweep.is_sweep(tree):
-        runs = sweep.load_variants(tree, shown, name or path.stem, problems)
-        return runs if key is None else [sweep.named(runs, key, shown)]
+        if key is None:
+            return sweep.load_variants(tree, shown, name or path.stem, problems)
+        run = sweep.named(sweep.load_variants(tree, shown, path.stem, problems), key, shown)
+        return [replace(run, name=name or run.name)]
     if key is not None:
         raise error(f"`{shortened(file)}` is one recipe and no sweep: nothing in it is called `{shortened(key)}`")
     recipe = build(Recipe, tree, problems, elsewhere=field_that_says)

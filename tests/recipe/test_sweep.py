@@ -100,6 +100,8 @@ def test_a_variant_is_an_ordinary_recipe(tmp_path: Path) -> None:
     assert plain_values(run.recipe) == plain_values(load_each(path)[2].recipe)
     assert load_each(path, "other")[1].name == "other-seven"
     assert load_each(path, "other")[1].compared_with == "other-start"
+    (one,) = load_each(f"{path}:fused", "other")
+    assert (one.name, one.group, one.compared_with) == ("other", "s", "s-seven")
     provenance = json.loads(run_files(run, run.name, "/s")["provenance.json"])
     assert (provenance["group"], provenance["compared_with"]) == ("s", "s-seven")
 
