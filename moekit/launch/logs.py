@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +17,15 @@ from moekit.problems import Problem
 ASKED_EVERY_S = 10.0
 """Slurm is asked no more often than that, however long a log is followed."""
 READ_EVERY_S = 0.5
+_TAIL_BYTES = 2**20
 
 
-def last_lines(path: Path, lines: int) -> bytes:
-    """The end of a log, at most so many lines of it; of a line that Megatron rewrites by `\\r`, all of it."""
+def last_lines(path: Path, lines: int) -> tuple[bytes, int]:
+    """The end of a log, at most so many lines and a mebibyte of it; and how far that goes, in bytes."""
     with path.open("rb") as file:
-        return b"".join(deque(file, maxlen=lines)) if lines else b""
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        tail = file.read()
+        return b"".join(tail.splitlines(keepends=True)[-lines:] if lines else []), file.tell()
 
 
 def newest_log(run: RunDir, job: str | None) -> Path | None:
@@ -45,23 +48,27 @@ class Follower:
     say: Callable[[str], None]
     """Takes what is no log: which attempt begins, what the run waits for."""
     _at: Path | None = None
+    _attempt: int = 0
     _offset: int = 0
     _said: set[str] = field(default_factory=set)
 
-    def copy(self, job: str | None) -> bool:
-        """Copy what is new; whether there was anything."""
-        newest = newest_log(self.run, job)
-        copied = False
-        if newest != self._at and newest is not None:
-            copied = self._drain()  # what the last attempt wrote at its end
-            first = self._at is None
-            self._at, self._offset = newest, 0
-            self.say(f"==> {newest} <==")
-            if first:
-                tail = last_lines(newest, self.lines)
-                self._offset = newest.stat().st_size
-                self._write(tail)
-        return self._drain() or copied
+    @property
+    def silent(self) -> bool:
+        """Whether there was no log yet."""
+        return self._at is None
+
+    def copy(self, job: str | None) -> None:
+        """Copy what is new, of attempts that came and went since the last time too."""
+        self._drain()
+        if self._at is None or not self._attempt:
+            newest = newest_log(self.run, job)
+            if newest is not None and newest != self._at:
+                self._attempt = max(self._logged(), default=0)
+                self._begin(newest, self.lines)
+        for number in self._logged():
+            if number > self._attempt > 0:
+                self._attempt = number
+                self._begin(self.run.attempt(number).train_log)
 
     def say_once(self, text: str) -> None:
         """Say something that stays true for a while."""
@@ -69,15 +76,26 @@ class Follower:
             self._said.add(text)
             self.say(text)
 
-    def _drain(self) -> bool:
+    def _logged(self) -> list[int]:
+        return [number for number in self.run.numbers() if self.run.attempt(number).train_log.is_file()]
+
+    def _begin(self, log: Path, lines: int | None = None) -> None:
+        """Go over to another log, whole or with its last lines first."""
+        self.say(f"==> {log} <==")
+        self._at, self._offset = log, 0
+        if lines is not None:
+            tail, self._offset = last_lines(log, lines)
+            self._write(tail)
+        self._drain()
+
+    def _drain(self) -> None:
         if self._at is None or not self._at.is_file():
-            return False
+            return
         with self._at.open("rb") as file:
             file.seek(self._offset)
             new = file.read()
         self._offset += len(new)
         self._write(new)
-        return bool(new)
 
     def _write(self, data: bytes) -> None:
         self.out.write(data)
@@ -96,7 +114,8 @@ def follow(run: RunDir, lines: int, describe: Callable[[Seen], str]) -> Seen:
         for problem in problems:
             follower.say_once(_silent(problem))
         job = seen.state.job.id if seen.state.job else None
-        if not follower.copy(job) and follower._at is None and seen.state.active:
+        follower.copy(job)
+        if follower.silent and seen.state.active:
             follower.say_once(describe(seen))
         if not seen.state.active and not problems:
             return seen

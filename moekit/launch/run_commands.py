@@ -94,7 +94,7 @@ def logs(
     if log is None:
         raise error(f"run `{found.path.name}` has no log yet: it is {seen.state.word}", f"`moekit logs -f {run}` waits")
     print(f"==> {log} <==", file=sys.stderr, flush=True)
-    sys.stdout.buffer.write(reading.last_lines(log, lines))
+    sys.stdout.buffer.write(reading.last_lines(log, lines)[0])
 
 
 @app.command("cancel")

@@ -31,6 +31,8 @@ save() { mkdir -p "checkpoints/$(printf iter_%07d "$1")"; echo "$1" >checkpoints
 case $PWD in
     *waits*) sleep 60 ;;
     *fails*) end 3 "RuntimeError: no" ;;
+    *saves*) trap 'save 50; end 0' TERM; while sleep 0.1; do :; done ;;
+    *chain*) until [[ -e go ]]; do sleep 0.1; done ;;&
     *stops*) save 100; [[ $MOEKIT_ATTEMPT = 1 ]] && end 0; save 5000; end 0 ;;
     *) end 0 ;;
 esac
@@ -151,6 +153,48 @@ def test_a_run_that_waits_or_runs_is_cancelled_and_not_resumed(slurm: Cluster, m
     assert "no complete checkpoint, so a further job would begin anew" in moekit("resume", "waits", code=1).stderr
     moekit("resume", "waits", "--anew")
     moekit("cancel", "waits")
+
+
+SAVING = """base: first_moe
+checkpoint: {save: true, save_interval: 100}
+resilience: {exit_signal_handler: true}
+"""
+
+
+def test_a_chain_is_one_run_with_one_log(slurm: Cluster, moekit: Moekit, tmp_path: Path) -> None:
+    (tmp_path / "chain_stops.yaml").write_text(SAVING)
+    said = json.loads(moekit("launch", "chain_stops.yaml", "--chain", "3", "--json").stdout)
+    assert jobs_of(slurm, "chain_stops") == said["jobs"]
+    assert len(said["jobs"]) == 3
+    assert state_of(slurm, "chain_stops") in ("pending", "running", "completing")
+    words = [sys.executable, "-m", "moekit", "logs", "-f", "chain_stops"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:
+        assert follower.stdout is not None
+        assert follower.stdout.readline() == "attempt 1 speaks\n"
+        (run_of(slurm, "chain_stops").path / "go").touch()
+        out, err = follower.communicate(timeout=120)
+    assert out == "attempt 2 speaks\n"  # the third job has nothing to do
+    assert "chain_stops: finished" in err
+    assert [slurm.wait(int(job)) for job in said["jobs"]] == ["COMPLETED"] * 3
+    assert look_at(run_of(slurm, "chain_stops"))[0].files.submissions[0].job == said["jobs"][-1]
+
+
+def test_a_run_is_told_to_save_and_end(slurm: Cluster, moekit: Moekit, tmp_path: Path) -> None:
+    (tmp_path / "saves.yaml").write_text(SAVING)
+    (job,) = json.loads(moekit("launch", "saves.yaml", "--json").stdout)["jobs"]
+    until(slurm, "saves", "running")
+    deadline = time.monotonic() + 30
+    while not run_of(slurm, "saves").attempt(1).train_log.is_file() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(1)  # until the trap is set
+    assert moekit("cancel", "saves", "--save").stdout.startswith(f"saves: job {job} told to save and end;")
+    assert until(slurm, "saves", "completed") == "completed"
+    assert look_at(run_of(slurm, "saves"))[0].files.checkpoint == 50
+    moekit("launch", "first_moe", "--name", "unsaving_waits")
+    until(slurm, "unsaving_waits", "running")
+    refused = moekit("cancel", "unsaving_waits", "--save", code=1).stderr
+    assert "run `unsaving_waits` does not save when it is told to end" in refused
+    moekit("cancel", "unsaving_waits")
 
 
 def test_a_failure_says_its_cause(slurm: Cluster, moekit: Moekit) -> None:
