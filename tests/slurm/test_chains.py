@@ -101,6 +101,25 @@ def test_a_failed_first_job_leaves_nothing_pending(slurm: Cluster, profile: Path
     assert not (slurm.shared_root / "runs/behind/attempts").exists()
 
 
+def test_a_run_waits_for_one_that_is_running_already(slurm: Cluster, profile: Path, tmp_path: Path) -> None:
+    waits = slurm.shared_root / "waits"
+    waits.write_text("#!/bin/bash\nexec sleep 600\n")
+    waits.chmod(0o755)
+    slow = slurm.profile("slow", python=str(waits), cpus_per_task=2)
+    (first,) = launched(slurm, slow, recipe(tmp_path, "running", PARENT))["running"]
+    slurm.wait(first, "RUNNING")
+    child = recipe(tmp_path, "waiting", PARENT.replace("save_interval: 2", "save_interval: 2, from_run: running"))
+    (second,) = launched(slurm, profile, child)["waiting"]
+    assert slurm.job(second)["Dependency"].startswith(f"afterok:{first}")
+    slurm.call("scancel", str(first))
+    assert slurm.wait(second, timeout_s=60) == "CANCELLED"
+
+    # once it has ended without a checkpoint, there is nothing to wait for
+    done = moekit(slurm, "launch", child, "--name", "too_late", "--profile", profile)
+    assert done.returncode == 1
+    assert "run `running` has no complete checkpoint" in done.stderr
+
+
 def test_a_chain_ends_once_training_is_finished(slurm: Cluster, profile: Path, tmp_path: Path) -> None:
     jobs = launched(slurm, profile, recipe(tmp_path, "long", PARENT), "--chain", "3")["long"]
     assert len(jobs) == 3
