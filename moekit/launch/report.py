@@ -56,7 +56,11 @@ def say_several(launched: Sequence[Launched], profile: str | None, as_json: bool
 def _what_became(launched: Launched) -> str:
     if launched.submitted:
         return _submitted(launched.submitted)
-    return f"is there already: {_sentence(launched.before.state)}" if launched.before else "not submitted"
+    return (
+        f"is there already: {_sentence(launched.before.files, launched.before.state)}"
+        if launched.before
+        else "not submitted"
+    )
 
 
 def _submitted(submitted: Submitted) -> str:
@@ -89,7 +93,7 @@ def table(seen: Sequence[Seen]) -> list[str]:
 def full(seen: Seen, profile: str | None) -> Iterator[str]:
     """All that is known of one run, a fact a line."""
     files, state = seen.files, seen.state
-    yield f"{files.name}: {_sentence(state)}"
+    yield f"{files.name}: {_sentence(files, state)}"
     yield from _facts(files, state)
     if said := _next(files, state):
         yield f"  next        {said.replace('NAME', f'{files.name}{with_profile(profile)}')}"
@@ -143,7 +147,7 @@ def say_problems(problems: Iterable[Any]) -> None:
 def _row(seen: Seen) -> tuple[str, ...]:
     files, state = seen.files, seen.state
     step = f"{files.step:,}" if files.step else ""
-    if files.total:
+    if files.total and files.attempt:
         step = f"{files.step:,}/{files.total:,}"
     checkpoint = f"{files.checkpoint:,}" if files.checkpoint else ""
     job = "local" if files.local else ", ".join(one.id for one in state.live) or (state.job.id if state.job else "")
@@ -162,7 +166,7 @@ def _moment(files: Files, state: State) -> str:
     return when(files.time)
 
 
-def _sentence(state: State) -> str:
+def _sentence(files: Files, state: State) -> str:
     job = state.job
     if job and job.waiting:
         return f"{state.word}, {_expected(job)}"
@@ -172,7 +176,8 @@ def _sentence(state: State) -> str:
     ran = f" after {distance(job.end - job.start)}" if job and job.end and job.start and job.nodes else ""
     code = f", exit code {job.exit_code}" if job and job.exit_code not in ("", "0:0") else ""
     detail = f": {state.detail}" if state.detail else ""
-    return f"{state.word}{detail}{ended}{ran}{code}"
+    early = " before the end of training" if state.word == "completed" and files.total else ""
+    return f"{state.word}{early}{detail}{ended}{ran}{code}"
 
 
 def _expected(job: Job | None) -> str:

@@ -172,7 +172,8 @@ def _taken(run: RunDir) -> tuple[int | None, Problem | None]:
     seen, _ = look_at(run)
     if seen.state.word == "refused" and not seen.files.attempt:
         return seen.files.newest, None
-    return None, Problem("", f"run `{name}` exists already, and is {seen.state.word}: {run.path}", _remedy(name))
+    remedy = "give this one a name with `--name`" if seen.state.word == "finished" else _remedy(name)
+    return None, Problem("", f"run `{name}` exists already, and is {seen.state.word}: {run.path}", remedy)
 
 
 def _remedy(name: str) -> str:
