@@ -1,6 +1,6 @@
 """What `moekit init` reads: the texts of sinfo, scontrol, sacctmgr, sbatch and srun, as values. Pure.
 
-Read from a real Slurm 22.05; the texts of 24.11 in the tests are written after its documentation, and no 24.11 was run.
+Read from a real Slurm 22.05 and a real 24.11.
 """
 
 from __future__ import annotations

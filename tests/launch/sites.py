@@ -7,7 +7,7 @@ from moekit.launch.init_node import NodeReport
 from moekit.launch.init_site import Site
 
 FOLDER = Path(__file__).parent / "init"
-SITES = ("22.05", "22.05-accounting", "24.11")
+SITES = ("22.05", "22.05-accounting", "24.11", "24.11-manual")
 
 
 def text(site: str, name: str) -> str:

@@ -40,6 +40,12 @@ def test_nodes_in_service_come_first_then_the_default_partition() -> None:
     ]  # fmt: skip
 
 
+def test_both_versions_lead_to_the_same_profile() -> None:
+    """22.05 and 24.11, configured alike, say the same in their own forms."""
+    older, newer = written("22.05", DGX), written("24.11", DGX)
+    assert newer.replace("name: orbit ", "name: moekit") == older
+
+
 def test_a_partition_and_a_gpu_can_be_asked_for() -> None:
     assert str(choose(site("22.05"), "gpu", "a100").gpus) == "gpu:a100:4"
     assert str(choose(site("22.05"), None, "a100").gpus) == "gpu:a100:4"
@@ -75,7 +81,9 @@ def test_a_cluster_without_gpus() -> None:
 
 def test_the_partition_for_work_without_gpus() -> None:
     assert init_choice.cpu_partition(site("22.05"), choose(site("22.05"))) == ("cpu", "sinfo: 3 nodes without GPUs")
-    assert init_choice.cpu_partition(site("24.11"), choose(site("24.11")))[0] == "batch"  # the default; `quick` is down
+    assert (
+        init_choice.cpu_partition(site("24.11-manual"), choose(site("24.11-manual")))[0] == "batch"
+    )  # the default; `quick` is down
     assert init_choice.cpu_partition(site("22.05-accounting"), choose(site("22.05-accounting")))[0] == "gpu"
 
 
@@ -84,7 +92,7 @@ def test_the_partition_for_work_without_gpus() -> None:
 
 def test_an_account_that_the_partition_takes() -> None:
     """The default account is not allowed in one, and denied in the other, where another is for a partition only."""
-    real, newer = site("22.05-accounting"), site("24.11")
+    real, newer = site("22.05-accounting"), site("24.11-manual")
     gpu, train = choose(real).partition, choose(newer).partition
     assert init_choice.account(real, gpu) == ("ml", "sacctmgr: of the accounts of ada, the first that `gpu` takes")
     assert init_choice.account(newer, train)[0] == "lm"
@@ -97,7 +105,7 @@ def test_an_account_that_the_partition_takes() -> None:
 
 
 def test_a_qos_that_the_partition_takes() -> None:
-    real, newer = site("22.05-accounting"), site("24.11")
+    real, newer = site("22.05-accounting"), site("24.11-manual")
     gpu = choose(real).partition
     assert init_choice.qos(real, gpu, "ml") == ("long", "sacctmgr: the default QOS of `ml`")
     assert init_choice.qos(real, replace(gpu, allowed_qos=("normal",)), "ml")[0] == "normal"
@@ -106,7 +114,7 @@ def test_a_qos_that_the_partition_takes() -> None:
 
 
 def test_limits_are_the_least_of_partition_and_qos() -> None:
-    real, newer = site("22.05-accounting"), site("24.11")
+    real, newer = site("22.05-accounting"), site("24.11-manual")
     gpu, train = choose(real), choose(newer)
     assert init_choice.most_time(real, gpu.partition, "long") == (2880, "sacctmgr show qos: MaxWall of `long`")
     assert init_choice.most_time(real, gpu.partition, None) == (10080, "scontrol show partition: MaxTime=7-00:00:00")
@@ -166,11 +174,17 @@ def test_gpu_models(gres: Gpus, node: init_node.NodeReport | None, model: str | 
 @pytest.mark.parametrize(
     ("name", "where", "node", "answers", "choice"),
     [
-        ("p5", "24.11", P5, ANSWERS, {}),
+        ("p5", "24.11-manual", P5, ANSWERS, {}),
         ("dgx", "22.05", DGX, ANSWERS, {"gpu": "h200"}),
         ("accounting", "22.05-accounting", ROCE, replace(ANSWERS, gpu="h200", megatron_path=None), {}),
-        ("grace", "24.11", GRACE, replace(ANSWERS, qos="train"), {}),
-        ("no_container", "24.11", P5, Answers(shared_root="/fsx", container="none", setup_script="/fsx/env.sh"), {}),
+        ("grace", "24.11-manual", GRACE, replace(ANSWERS, qos="train"), {}),
+        (
+            "no_container",
+            "24.11-manual",
+            P5,
+            Answers(shared_root="/fsx", container="none", setup_script="/fsx/env.sh"),
+            {},
+        ),
         ("no_node", "22.05", None, replace(ANSWERS, fabric="efa", account="ml"), {"partition": "debug"}),
     ],
 )
@@ -187,7 +201,7 @@ def test_profiles(
     golden_file(FOLDER / "profiles" / f"{name}.yaml", text)
 
 
-@pytest.mark.parametrize("where", ["22.05", "24.11"])
+@pytest.mark.parametrize("where", ["22.05", "24.11", "24.11-manual"])
 def test_every_value_says_where_it_comes_from(where: str) -> None:
     for line in written(where, P5).splitlines():
         assert not line or line.startswith(("#", "  - ")) or " # " in line, line

@@ -51,8 +51,9 @@ def test_times(said: str, minutes: int | None) -> None:
     assert init_text.minutes(said) == minutes
 
 
-def test_nodes_of_a_real_sinfo() -> None:
-    found = init_text.nodes("Welcome | to the cluster\n" + text("22.05", "sinfo"))
+@pytest.mark.parametrize("version", ["22.05", "24.11"])
+def test_nodes_of_a_real_sinfo(version: str) -> None:
+    found = init_text.nodes("Welcome | to the cluster\n" + text(version, "sinfo"))
     assert [(node.name, node.partition) for node in found].count(("n1", "debug")) == 1
     assert {node.name: node.gpus for node in found} == {
         **dict.fromkeys(("a1", "a2"), Gpus("a100", 4)),
@@ -64,18 +65,23 @@ def test_nodes_of_a_real_sinfo() -> None:
 
 
 def test_states_of_a_newer_sinfo() -> None:
-    usable = {node.name: node.usable for node in init_text.nodes(text("24.11", "sinfo"))}
+    usable = {node.name: node.usable for node in init_text.nodes(text("24.11-manual", "sinfo"))}
     assert usable == {
         **dict.fromkeys(("p5-dy-1", "p5-dy-2", "p5-dy-3", "mig-1", "cpu-dy-1", "cpu-dy-2"), True),
         "p5-st-1": False,
     }
 
 
-def test_partitions_of_a_real_scontrol() -> None:
-    gpu, debug, cpu, old = init_text.partitions(text("22.05", "partition"))
+@pytest.mark.parametrize("version", ["22.05", "24.11"])
+def test_partitions_of_a_real_scontrol(version: str) -> None:
+    gpu, debug, cpu, old = init_text.partitions(text(version, "partition"))
     assert (gpu.name, gpu.is_default, gpu.max_time, gpu.max_nodes, gpu.qos) == ("gpu", True, "7-00:00:00", 2, "")
     assert (debug.is_default, debug.max_time, debug.max_nodes) == (False, "00:30:00", None)
     assert (cpu.max_time, cpu.is_up, old.is_up) == ("UNLIMITED", True, False)
+    assert debug.takes("guests") is (version == "22.05")  # DenyAccounts takes the place of AllowAccounts
+
+
+def test_partitions_with_accounts() -> None:
     ml = init_text.partitions(text("22.05-accounting", "partition"))[0]
     assert (ml.allowed_accounts, ml.allowed_qos) == (("ml", "root"), ("normal", "long"))
     assert [ml.takes("ml"), ml.takes("other"), ml.takes_qos("long"), ml.takes_qos("short")] == [
@@ -87,7 +93,7 @@ def test_partitions_of_a_real_scontrol() -> None:
 
 
 def test_partitions_of_a_newer_scontrol() -> None:
-    train = init_text.partitions(text("24.11", "partition"))[0]
+    train = init_text.partitions(text("24.11-manual", "partition"))[0]
     assert (train.max_nodes, train.max_cpus_per_node, train.qos, train.denied) == (16, 190, "train-cap", ("guests",))
     assert [train.takes("guests"), train.takes("lm")] == [False, True]
 
@@ -95,7 +101,8 @@ def test_partitions_of_a_newer_scontrol() -> None:
 def test_sizes_are_what_jobs_can_have() -> None:
     """A real node with two cores and 20,000 MiB kept from jobs; one whose comment and kernel have spaces and `=`."""
     assert init_text.sizes(text("22.05", "node"))["a1"] == (124, 980_000)
-    newer = init_text.sizes(text("24.11", "node"))
+    assert init_text.sizes(text("24.11", "node")) == init_text.sizes(text("22.05", "node"))
+    newer = init_text.sizes(text("24.11-manual", "node"))
     assert newer["p5-dy-2"] == (192, 1_992_294 - 8192)
     assert len(newer) == 4
 
@@ -105,7 +112,8 @@ def test_sizes_are_what_jobs_can_have() -> None:
     [
         ("22.05", ("moekit", "22.05.8", 1001, False)),
         ("22.05-accounting", ("moekit", "22.05.8", 1001, True)),
-        ("24.11", ("orbit", "24.11.3", 4001, True)),
+        ("24.11", ("orbit", "24.11.5", 1001, False)),
+        ("24.11-manual", ("orbit", "24.11.3", 4001, True)),
     ],
 )
 def test_configuration(site: str, said: tuple[object, ...]) -> None:
