@@ -26,7 +26,17 @@ from typing import Any
 
 import yaml
 
-from cluster.machine import bridge, free_ports, has_own_network, make_bridge, name_nodes, run, until, what_python_needs
+from cluster.machine import (
+    bridge,
+    free_ports,
+    has_own_network,
+    make_bridge,
+    name_nodes,
+    run,
+    until,
+    version,
+    what_python_needs,
+)
 
 HERE = Path(__file__).parent
 GPUS, CPUS, MEMORY_MIB = 8, 192, 2_000_000
@@ -221,6 +231,10 @@ def _configure(cluster: Cluster) -> None:
     text = (HERE / "slurm.conf").read_text()
     said = {"host": host, "address": address, "port": port, "folder": folder, "nodes": "\n".join(lines)}
     cluster.conf.write_text(text.partition("\n")[2].format(**said))
+    if not version().startswith(
+        "22."
+    ):  # which does not know the word; later ones want it where no cgroups are to be had
+        (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
     gpus = f"{folder}/dev/nvidia[0-{GPUS - 1}]"
     (folder / "gres.conf").write_text(f"AutoDetect=off\nNodeName={','.join(names)} Name=gpu Type=h200 File={gpus}\n")
     _configure_containers(cluster)

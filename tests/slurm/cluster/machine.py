@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 def make_bridge() -> str | None:
     """Make the network that joins the nodes; its first three numbers, None where it cannot be made."""
+    _remove_left_bridges()
     taken = subprocess.run(["ip", "-o", "-4", "addr", "show"], capture_output=True, text=True).stdout
     numbers = [(os.getpid() + number) % 256 for number in range(256)]  # not all that start now begin with the same
     network = next(f"10.77.{number}" for number in numbers if f"inet 10.77.{number}." not in taken)
@@ -29,6 +31,14 @@ def make_bridge() -> str | None:
         subprocess.run(["ip", "link", "del", bridge()], capture_output=True)
         return None
     return network
+
+
+def _remove_left_bridges() -> None:
+    """Those of processes that were killed and so left them."""
+    shown = subprocess.run(["ip", "-o", "link", "show", "type", "bridge"], capture_output=True, text=True).stdout
+    for name, pid in re.findall(r"^\d+: (mk([0-9a-f]+)): ", shown, re.MULTILINE):
+        if not Path("/proc", str(int(pid, 16))).exists():
+            subprocess.run(["ip", "link", "del", name], capture_output=True)
 
 
 def bridge() -> str:
@@ -62,6 +72,11 @@ def what_python_needs(shared_root: Path) -> list[str]:
     wanted = [Path(name) for name in ("/usr", "/bin", "/lib", "/lib64", sys.prefix, sys.base_prefix, *sys.path) if name]
     there = sorted({path.absolute() for path in wanted if path.is_dir()})
     return [str(path) for path in there if not any(other in path.parents for other in [*there, shared_root])]
+
+
+def version() -> str:
+    """Slurm's, `22.05.8`."""
+    return subprocess.run(["slurmd", "-V"], capture_output=True, text=True, check=True).stdout.split()[-1]
 
 
 def run(*command: str) -> None:
