@@ -18,20 +18,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-CHANGES_ON_THE_WAY = ("phase_transition_iterations", "step_batch_size_schedule", "mock_data", "sft", "fim_data")
+CHANGES_ON_THE_WAY = ("phase_transition_iterations", "step_batch_size_schedule", "mock_data")
 """With these, samples are counted otherwise, or there is no index."""
 
 
 def main() -> None:
     """Build what is not there yet; SystemExit where the arguments have no index that is known beforehand."""
     prepare_process()
+    import gpt  # type: ignore[import-not-found]
     from megatron.core.datasets.utils import compile_helpers
     from megatron.training import global_vars
     from megatron.training.arguments import parse_args
     from megatron.training.training import get_train_valid_test_num_samples
 
-    args = parse_args()
-    if refused := [f"`--{name.replace('_', '-')}`" for name in CHANGES_ON_THE_WAY if getattr(args, name, None)]:
+    args, unknown_here = parse_args(), (*CHANGES_ON_THE_WAY, *gpt.OF_A_CHECKOUT)
+    if refused := [f"`--{name.replace('_', '-')}`" for name in unknown_here if getattr(args, name, None)]:
         raise SystemExit(f"moekit: {', '.join(refused)}: no index can be built beforehand")
     complete(args)
     global_vars.set_args(args)
@@ -39,8 +40,6 @@ def main() -> None:
     compile_helpers()
     counts = get_train_valid_test_num_samples()
     before, began = files_in(args.data_cache_path), time.monotonic()
-    import gpt  # type: ignore[import-not-found]
-
     gpt.datasets(counts)
     new = files_in(args.data_cache_path) - before
     built = f"{len(new)} files built" if new else "it was there already"
@@ -78,6 +77,7 @@ def complete(args: Any) -> None:
         args.eval_global_batch_size = args.global_batch_size
     if args.seq_length is None:
         args.seq_length = args.encoder_seq_length
+    args.dataloader_fast_cache_load = args.dataloader_defer_npy_index_mmap = False  # both take it for built already
     if not args.train_iters:
         args.train_iters = args.train_samples // args.global_batch_size
 

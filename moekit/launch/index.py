@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 
 import moekit
 from moekit import share
+from moekit.job.gpt import OF_A_CHECKOUT
+from moekit.job.index import CHANGES_ON_THE_WAY
 from moekit.launch import slurm
 from moekit.launch.cluster import Cluster
 from moekit.launch.folders import write
 from moekit.launch.rundir import RunDir, lines
 from moekit.launch.script import srun_words
 from moekit.launch.slurm_text import number
+from moekit.megatron.flags import arguments, argv
 from moekit.problems import MoekitError, Problem, error
 from moekit.recipe.load import Loaded
 from moekit.recipe.values import plain_values
@@ -54,8 +57,9 @@ class Indexes:
 
 
 def has_index(loaded: Loaded) -> bool:
-    """Whether a run's data have an index at all: made-up ones have none."""
-    return loaded.recipe.data.name is not None
+    """Whether an index of a run's data can be built beforehand: made-up data have none, others a later one."""
+    said = {word.lstrip("-").replace("-", "_") for word in argv(arguments(loaded.recipe)) if word.startswith("--")}
+    return loaded.recipe.data.name is not None and not said & {*CHANGES_ON_THE_WAY, *OF_A_CHECKOUT}
 
 
 def for_runs(loaded: Sequence[Loaded], cluster: Cluster, wanted: bool | None) -> Indexes:
@@ -67,6 +71,10 @@ def for_runs(loaded: Sequence[Loaded], cluster: Cluster, wanted: bool | None) ->
 
 def problems(loaded: Sequence[Loaded], cluster: Cluster, wanted: bool | None) -> Iterator[Problem]:
     """Why an index cannot be built first, or should be."""
+    for one in loaded if wanted else ():
+        if not has_index(one):
+            what = f"`--index-first`: there is no index of the data of `{one.name}` that could be built first"
+            yield Problem(one.source.where("data.name", "data"), what, "leave it out")
     if cluster.cpu_partition:
         return
     hint = f"name a partition of CPU nodes in `cpu_partition` of profile `{cluster.name}`"

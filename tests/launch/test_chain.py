@@ -99,3 +99,13 @@ def test_an_index_needs_a_partition_of_cpus() -> None:
 def test_several_runs_of_the_same_data_have_their_index_first(wanted: bool | None, built: bool) -> None:
     assert index.for_runs([load("first_moe"), load("dense")], CLUSTER, wanted).wanted is built
     assert not index.for_runs([load("first_moe")], CLUSTER, None).wanted
+
+
+def test_data_without_an_index(tmp_path: Path) -> None:
+    path = tmp_path / "phases.yaml"
+    path.write_text("base: dense\nmegatron: {extra: [--phase-transition-iterations, '10']}\n")
+    assert [index.has_index(load(name)) for name in ("dense", "first_moe_smoke", str(path))] == [True, False, False]
+    (problem,) = index.problems([load("first_moe_smoke")], CLUSTER, True)
+    assert (
+        problem.what == "`--index-first`: there is no index of the data of `first_moe_smoke` that could be built first"
+    )
