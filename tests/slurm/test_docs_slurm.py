@@ -45,5 +45,5 @@ def test_sessions_print_what_they_show(document: str, slurm: Cluster, tmp_path: 
 
 def masked(text: str) -> str:
     """Without the numbers of jobs, and without what they do just now."""
-    text = re.sub(r"(submitted(?: behind [\d, ]+)?), .*", r"\1, ...", text)
-    return re.sub(r"(jobs?|behind) [\d, ]+\d", r"\1 N", text)
+    text = re.sub(r"(submitted(?: behind \d+(?:, \d+)*)?), .*", r"\1, ...", text)
+    return re.sub(r"(jobs?|behind) \d+(?:, \d+)*", r"\1 N", text)
