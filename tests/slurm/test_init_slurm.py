@@ -255,5 +255,6 @@ def as_shown(text: str, paths: dict[str, str]) -> str:
     """With the page's paths, without what differs from one time to the next."""
     for theirs, here in paths.items():
         text = text.replace(here, theirs)
+    text = re.sub(r"Slurm \d\d\.\d\d\.\d+", "Slurm VERSION", text)
     text = re.sub(r"\$schema=\S+", "$schema=...", re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "TIME", text))
     return re.sub(r" +#", " #", re.sub(r"\bn[1-4]\b", "n1", text))
