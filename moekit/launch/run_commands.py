@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moekit.problems import error
-from moekit.recipe.commands import JsonOption, ProfileOption
+from moekit.recipe.commands import JsonOption
 
 if TYPE_CHECKING:
     from moekit.launch.rundir import RunDir
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's name, or the path of its directory.")]
+
+ProfileOption = Annotated[
+    str | None,
+    typer.Option("--profile", envvar="MOEKIT_PROFILE", help="Profile of the cluster whose runs are meant."),
+]
 
 RECENT_S = 24 * 3600.0
 """`status` shows what ended since then."""

@@ -1,6 +1,6 @@
 """What Slurm's commands print, read into values. Pure text: nothing here asks anybody.
 
-Read from a real Slurm 22.05; the lines of 24.11 in the tests come from its documentation, and no 24.11 was run.
+Read from a real Slurm 22.05 and 24.11; of sacct in 24.11 the manual alone was read.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _said(value: str) -> str:
 
 
 def _exit_code(value: str) -> str:
-    """`3:0`; squeue prints what wait(2) gave, 768."""
+    """`3:0`; squeue of 22.05 prints what wait(2) gave, 768."""
     if value.isdecimal():
         return f"{int(value) >> 8 & 0xFF}:{int(value) & 0x7F}"
     return _said(value)

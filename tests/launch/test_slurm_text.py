@@ -1,5 +1,6 @@
-"""Parsers against what a real Slurm 22.05 printed; for 24.11 against lines after its manual, which nobody ran."""
+"""Parsers against what real Slurms printed, 22.05 and 24.11, and against lines after the manual of 24.11."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,8 +74,31 @@ def test_scontrol_22_05() -> None:
             assert (mine.name, mine.folder, mine.exit_code) == (job.name, job.folder, job.exit_code)
 
 
-def test_squeue_24_11_not_run() -> None:
-    jobs = {job.id: job for job in slurm_text.squeue_jobs(printed("squeue-24.11.txt"))}
+def test_squeue_24_11() -> None:
+    """Exit codes are no longer what wait(2) gave, and reasons name signals."""
+    jobs = slurm_text.squeue_jobs(printed("squeue-24.11.txt"))
+    assert told(jobs) == {
+        "1": ("COMPLETED", "", "0:0"),
+        "2": ("FAILED", "NonZeroExitCode", "3:0"),
+        "3": ("FAILED", "RaisedSignal:9(Killed)", "0:9"),
+        "4": ("CANCELLED", "", "0:15"),
+        "5": ("PENDING", "DependencyNeverSatisfied", ""),
+        "6": ("COMPLETED", "", "0:0"),
+        "7": ("COMPLETED", "", "0:0"),
+        "8": ("RUNNING", "", ""),
+        "9": ("PENDING", "BeginTime", ""),
+        "10": ("PENDING", "JobHeldUser", ""),
+    }
+    by_id = {job.id: job for job in jobs}
+    assert (by_id["8"].nodes, by_id["8"].node_count, by_id["9"].start) == ("n[1-2]", 2, 1796017551)
+    scontrol = {job.id: job for job in slurm_text.scontrol_jobs(printed("scontrol-24.11.txt"))}
+    for job in jobs:
+        if job.id != "6":  # an array
+            assert scontrol[job.id] == replace(job, cluster="")
+
+
+def test_squeue_after_the_manual() -> None:
+    jobs = {job.id: job for job in slurm_text.squeue_jobs(printed("squeue-made-up.txt"))}
     assert [job.node_count for job in jobs.values()] == [2, 2, 1, 1, 1024]
     assert jobs["123457"].waiting
     assert jobs["123458"].exit_code == "0:125"
@@ -84,11 +108,11 @@ def test_squeue_24_11_not_run() -> None:
     assert jobs["123460"].folder == "/fsx/moekit/runs/wi|de"
 
 
-def test_sacct_and_scontrol_24_11_not_run() -> None:
-    jobs = slurm_text.sacct_jobs(printed("sacct-24.11.txt"))
+def test_sacct_and_scontrol_after_the_manual() -> None:
+    jobs = slurm_text.sacct_jobs(printed("sacct-made-up.txt"))
     assert [job.state for job in jobs] == ["TIMEOUT", "CANCELLED", "NODE_FAIL"]
     assert (jobs[1].start, jobs[1].nodes, jobs[1].reason) == (None, "", "AssocGrpGRES")
-    (job,) = slurm_text.scontrol_jobs(printed("scontrol-24.11.txt"))
+    (job,) = slurm_text.scontrol_jobs(printed("scontrol-made-up.txt"))
     assert (job.state, job.reason, job.folder) == ("RUNNING", "", "/fsx/moekit/runs/first_moe")
     assert (job.nodes, job.node_count, job.name) == ("nid[005212-005213]", 2, "first_moe")
 
