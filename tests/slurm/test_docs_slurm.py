@@ -20,13 +20,16 @@ FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL
 
 @pytest.mark.parametrize("document", ["sweeps.md"])
 def test_sessions_print_what_they_show(document: str, slurm: Cluster, tmp_path: Path) -> None:
-    trainer = slurm.shared_root / "waits"
+    shared = tmp_path / "shared"
+    trainer = shared / "waits"
+    shared.mkdir()
     trainer.write_text("#!/bin/bash\nexec sleep 600\n")
     trainer.chmod(0o755)
     for folder, file in (("data/fineweb-edu", "data-args.txt"), ("tokenizers/llama-3.2", "tokenizer.json")):
-        (slurm.shared_root / folder).mkdir(parents=True, exist_ok=True)
-        (slurm.shared_root / folder / file).touch()
-    profile = slurm.profile("mine", python=str(trainer), cpus_per_task=2, cpu_partition="cpu")
+        (shared / folder).mkdir(parents=True)
+        (shared / folder / file).touch()
+    fields = {"python": str(trainer), "cpus_per_task": 2, "cpu_partition": "cpu", "shared_root": str(shared)}
+    profile = slurm.profile("mine", **fields)
     (tmp_path / "mine.yaml").write_text(profile.read_text())
     found = FENCE.findall((DOCS / document).read_text())
     for _, name, text in (block for block in found if block[0] == "yaml" and block[1]):
@@ -37,7 +40,7 @@ def test_sessions_print_what_they_show(document: str, slurm: Cluster, tmp_path: 
         for command, expected in re.findall(r"^\$ moekit (.*?)\n(.*?)(?=^\$|\Z)", "".join(sessions), re.M | re.S):
             words = [sys.executable, "-m", "moekit", *command.split()]
             done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=slurm.env(), cwd=tmp_path)
-            shown = (done.stdout + done.stderr).replace(str(slurm.shared_root), "/shared")
+            shown = (done.stdout + done.stderr).replace(str(shared), "/shared")
             assert masked(shown) == masked(expected), command
     finally:
         slurm.call("scancel", "--user=root")

@@ -118,9 +118,11 @@ def test_all_that_is_wrong_is_told_at_once_and_nothing_is_written(
     assert said.count("65 experts") == 1
     assert "there is no recipe `no_such_recipe`" in said
 
-    code, _, said = launch(slurm, profile, sweep(tmp_path, "missing"), "dense", "fp8")
+    lacking = sweep(tmp_path, "lacking", "base: dense\ndata: {name: no_such_data, tokenizer: no_such_tokenizer}\n")
+    code, _, said = launch(slurm, profile, sweep(tmp_path, "missing"), lacking)
     assert code == 1
-    assert "there is no data set `fineweb-edu`" in said
+    assert "there is no data set `no_such_data`" in said
+    assert "there is no tokenizer `no_such_tokenizer`" in said
     assert not [*(slurm.shared_root / "runs").glob("missing*")]
     assert jobs_of(slurm, "missing") == []
 
