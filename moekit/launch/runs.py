@@ -45,8 +45,8 @@ def all_runs(shared_roots: Iterable[Path]) -> list[RunDir]:
     found = []
     for root in shared_roots:
         with contextlib.suppress(FileNotFoundError):
-            names = sorted(entry.name for entry in os.scandir(root / "runs") if not entry.name.startswith("."))
-            found += [RunDir(root / "runs" / name) for name in names]
+            entries = [entry for entry in os.scandir(root / "runs") if entry.is_dir() and entry.name[0] != "."]
+            found += [RunDir(root / "runs" / name) for name in sorted(entry.name for entry in entries)]
     return found
 
 

@@ -213,6 +213,7 @@ def test_a_run_on_this_machine(tmp_path: Path, codes: dict[int, int], word: str)
 def test_runs_are_found_by_name_or_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = local_run(tmp_path / "runs/first_moe", {})
     (tmp_path / "runs/.first_moe.99").mkdir()  # being written
+    (tmp_path / "runs/notes.txt").touch()
     assert [one.path for one in all_runs([tmp_path, tmp_path / "none"])] == [run.path]
     assert find_run("first_moe", [tmp_path]).path == run.path
     monkeypatch.chdir(run.path)
