@@ -16,7 +16,7 @@ from moekit.job.index import CHANGES_ON_THE_WAY
 from moekit.launch import slurm
 from moekit.launch.cluster import Cluster
 from moekit.launch.folders import write
-from moekit.launch.rundir import RunDir, lines
+from moekit.launch.rundir import RunDir, lines, run_dir
 from moekit.launch.script import srun_words
 from moekit.launch.slurm_text import number
 from moekit.megatron.flags import arguments, argv
@@ -63,10 +63,20 @@ def has_index(loaded: Loaded) -> bool:
 
 
 def for_runs(loaded: Sequence[Loaded], cluster: Cluster, wanted: bool | None) -> Indexes:
-    """The index jobs for some runs; where it is not said, several runs of the same data have one."""
+    """The index jobs for some runs, those that an earlier launch submitted and that have not ended among them.
+
+    Where it is not said, several runs of the same data have one.
+
+    Raises:
+        MoekitError: Slurm gives no answer.
+    """
     if wanted is None:
         wanted = bool(cluster.cpu_partition) and _share_data(loaded)
-    return Indexes(cluster, wanted)
+    folders = {run_dir(cluster.shared_root, one.name).path / "index": one for one in loaded}
+    there = [folder for folder in folders if folder.is_dir()] if wanted else []
+    found = slurm.jobs_in(there) if there else {}
+    jobs = {_key(folders[folder]): job.id for folder in there for job in found.get(folder, []) if not job.ended}
+    return Indexes(cluster, wanted, jobs)
 
 
 def problems(loaded: Sequence[Loaded], cluster: Cluster, wanted: bool | None) -> Iterator[Problem]:
@@ -87,12 +97,8 @@ def problems(loaded: Sequence[Loaded], cluster: Cluster, wanted: bool | None) ->
 
 
 def submit(loaded: Loaded, run: RunDir, cluster: Cluster, after: Sequence[str]) -> str:
-    """Submit a run's index job, or find the one that an earlier launch submitted; its id."""
+    """Submit a run's index job, behind others; its id."""
     folder = run.path / "index"
-    if folder.is_dir():
-        waiting = [job for job in slurm.jobs_in([folder]).get(folder, []) if not job.ended]
-        if waiting:
-            return waiting[-1].id
     write(folder, files(loaded, run.path.name, cluster))
     options = [f"--dependency=afterany:{':'.join(map(number, after))}"] if after else []
     try:

@@ -92,10 +92,11 @@ def launch_several(
     for one in todo:
         names = {other.name for other in ordered} | chain.awaited_runs(one, cluster.shared_root)
         found += [*chain.problems(one, links), *missing(one, cluster, os.environ, frozenset(names))]
-    found += index.problems(todo, cluster, index_first)
+    found += index.problems(ordered if todo else (), cluster, index_first)
     if any(problem.level == "error" for problem in found):
         raise MoekitError(*dict.fromkeys(found))
-    launched, refused = _submit_in_order(ordered, there, cluster, links, index.for_runs(todo, cluster, index_first))
+    indexes = index.for_runs(ordered if todo else (), cluster, index_first)
+    launched, refused = _submit_in_order(ordered, there, cluster, links, indexes)
     looked = {one.run: one for one in looked_at([one.submitted for one in launched if one.submitted])}
     launched = [replace(one, submitted=looked.get(one.run)) for one in launched]
     return launched, [*dict.fromkeys(found), *refused]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -165,3 +167,30 @@ def test_a_launch_that_is_killed_is_finished_by_the_same_launch(
     assert code == 0, said
     assert jobs_of(slurm, name) == sorted(f"{name}-{one}" for one in NAMES)
     assert submitted[f"{name}-seven"] is (when == "before")
+
+
+def test_killed_at_any_moment_each_run_has_one_job_and_all_one_index(
+    slurm: Cluster, profile: Path, tmp_path: Path
+) -> None:
+    """By the same launch again; the runs share their data, whose index is built first."""
+    shared = tmp_path / "shared"
+    (shared / "data/some").mkdir(parents=True)
+    (shared / "data/some/data-args.txt").touch()
+    waits = str(slurm.shared_root / "waits")
+    here = slurm.profile("killed", python=waits, cpus_per_task=2, cpu_partition="cpu", shared_root=str(shared))
+    text = "base: first_moe\ndata: {name: some, tokenizer: null, tokenizer_type: NullTokenizer, vocab_size: 128256}\n"
+    text += "sweep:\n" + "".join(f"  v{i}: {{train: {{exit_interval: {i + 8}}}}}\n" for i in range(4))
+    moments = random.Random(6)
+    for number in range(10):
+        name = f"k{number}"
+        command = [sys.executable, "-m", "moekit", "launch", str(sweep(tmp_path, name, text)), "--profile", str(here)]
+        process = subprocess.Popen(command, env=slurm.env(), start_new_session=True, stdout=subprocess.DEVNULL)
+        time.sleep(moments.uniform(0.2, 1.2))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        code, submitted, said = launch(slurm, here, tmp_path / f"{name}.yaml")
+        assert code == 0, said
+        assert len(submitted) == 4
+        assert jobs_of(slurm, name) == sorted([*submitted, f"{name}-v0-index"])
+        slurm.call("scancel", "--user=root")
