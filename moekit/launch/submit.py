@@ -28,7 +28,7 @@ from moekit.launch.state import cannot_resume
 from moekit.problems import MoekitError, Problem, error
 from moekit.recipe.load import Loaded, load
 
-SETTLES_S = 10.0
+SETTLES_S = 5.0
 """The longest that Slurm may take to show a job whose sbatch was cut off."""
 
 
@@ -208,10 +208,14 @@ def _found_again(run: RunDir, number: int, problem: Problem) -> str:
 
 
 def settled(run: RunDir) -> tuple[Seen, list[Problem]]:
-    """What a run is, once a job whose sbatch was cut off had the time to show."""
+    """What a run is; a job whose sbatch was cut off gets the time to show.
+
+    A controller that hung takes what it was sent once it goes on, while it already answers other questions.
+    """
+    patience = time.monotonic() + SETTLES_S
     while True:
         seen, silent = look_at(run)
-        if seen.state.word != "lost" or time.time() - seen.files.time > SETTLES_S:
+        if seen.state.word != "lost" or time.monotonic() > patience:
             return seen, silent
         time.sleep(1)
 

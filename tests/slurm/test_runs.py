@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from moekit.launch import slurm as clients
 from moekit.launch.cluster import find_cluster
 from moekit.launch.rundir import RunDir
 from moekit.launch.runs import look_at
-from moekit.launch.submit import prepare, submit_links
+from moekit.launch.submit import prepare, resume, submit_links
 from moekit.problems import MoekitError
 from moekit.recipe.load import load_each
 
@@ -330,16 +331,29 @@ def test_its_file_tells_a_job_that_slurm_has_forgotten(
     assert (seen.state.word, seen.state.job.id if seen.state.job else None) == ("completed", job)
 
 
-def test_slurm_does_not_answer(slurm: Cluster, moekit: Moekit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One message, what files say, and no second job."""
+def test_slurm_does_not_answer(slurm: Cluster, moekit: Moekit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real controller hangs: one message, what files say, and no second job."""
     moekit("launch", "first_moe", "--name", "silent_waits")
-    path = stand_in(tmp_path / "bin", "sleep 600")
-    (tmp_path / "bin/squeue").write_text("#!/bin/bash\nsleep 600\n")
-    (tmp_path / "bin/squeue").chmod(0o755)
-    with monkeypatch.context() as patch:
-        patch.setenv("PATH", path)
-        patch.setattr(clients, "QUERY_TIMEOUT_S", 1)
-        seen, (problem,) = look_at(run_of(slurm, "silent_waits"))
-    assert problem.what == "Slurm does not answer: `squeue` took longer than 1 s"
-    assert seen.state.word == "unknown"
+    until(slurm, "silent_waits", "running")
+    run = run_of(slurm, "silent_waits")
+    slurm.daemons["slurmctld"].send_signal(signal.SIGSTOP)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(clients, "QUERY_TIMEOUT_S", 2)
+            seen, (problem,) = look_at(run)
+            assert problem.what == "Slurm does not answer: `squeue` took longer than 2 s"
+            assert (seen.state.word, seen.files.attempt) == ("unknown", 1)
+            with pytest.raises(MoekitError, match="whether run `silent_waits` has a job is not known"):
+                resume(run)
+            patch.setattr(clients, "SUBMIT_TIMEOUT_S", 2)
+            with pytest.raises(MoekitError, match="`sbatch` took longer than 2 s"):
+                submit(slurm.folder / "runs.yaml", "unheard")
+    finally:
+        slurm.daemons["slurmctld"].send_signal(signal.SIGCONT)
+    assert until(slurm, "silent_waits", "running")
     moekit("cancel", "silent_waits")
+    # sbatch was ended, but what it had sent may be taken all the same: known either way
+    time.sleep(2)
+    jobs = jobs_of(slurm, "unheard")
+    assert len(jobs) == (state_of(slurm, "unheard") != "lost")
+    print(f"{len(jobs)} jobs of a sbatch that was ended while the controller hung")
