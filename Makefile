@@ -41,6 +41,7 @@ bench: $(VENV)/dev.stamp
 	@$(RUN)/python tests/benchmarks/dry_run.py
 	@$(RUN)/python tests/benchmarks/rules.py
 	@$(RUN)/python tests/benchmarks/rehearse.py dense fp8 upcycle
+	@$(RUN)/python tests/benchmarks/runs.py
 
 agree: $(VENV)/dev.stamp
 	@$(RUN)/python tests/differential/agree.py -n $(N) --seed $(SEED) --steps 200 --answers $(VENV)/agree.answers --shrink

@@ -27,7 +27,13 @@ ROOMS = {
     "rules": "moekit.recipe.commands",
     "import": "moekit.recipe.commands",
     "rehearse": "moekit.rehearse.commands",
+    "init": "moekit.launch.init_commands",
     "launch": "moekit.launch.commands",
+    "status": "moekit.launch.run_commands",
+    "list": "moekit.launch.run_commands",
+    "logs": "moekit.launch.run_commands",
+    "cancel": "moekit.launch.run_commands",
+    "resume": "moekit.launch.run_commands",
     "prove": "moekit.prove.commands",
     "megatron": "moekit.megatron.commands",
 }

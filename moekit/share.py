@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -20,11 +21,18 @@ def folder(name: Literal["recipes", "datasets", "slurm", "images"]) -> Path:
 def shipped_recipes() -> list[str]:
     """The names under which shipped recipes can be given: `first_moe`, `settings/quickstart_dense`, ...
 
-    What lies in a folder `shapes` is only built on: it loads as a `base`, and is no recipe.
+    What lies in a folder `shapes` is only built on: it loads as a `base` and is no recipe. A sweep is several.
     """
-    root = folder("recipes")
-    paths = (path for path in root.rglob("*.yaml") if path.parent.name != "shapes")
-    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in paths)
+    return _names(path for path in folder("recipes").rglob("*.yaml") if path.parent.name not in ("shapes", "sweeps"))
+
+
+def shipped_sweeps() -> list[str]:
+    """The names under which shipped sweeps can be given: `sweeps/learning_rate`, ..."""
+    return _names((folder("recipes") / "sweeps").glob("*.yaml"))
+
+
+def _names(paths: Iterable[Path]) -> list[str]:
+    return sorted(path.relative_to(folder("recipes")).with_suffix("").as_posix() for path in paths)
 
 
 def made_for(name: str) -> str | None:

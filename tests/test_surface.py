@@ -216,11 +216,13 @@ NOT_AT_THE_DESK = ("torch", "datatrove", "trackio", "transformers", "huggingface
         ["flags", "first_moe"],
         ["diff", "dense", "first_moe"],
         ["schema"],
+        ["schema", "profile"],
+        ["init", "--help"],
         ["launch", "first_moe", "--dry-run"],
         ["prove"],
         ["--help"],
     ],
-    ids=lambda words: words[0],
+    ids=lambda words: " ".join(words),
 )
 def test_commands_at_the_desk_import_nothing_heavy(words: list[str]) -> None:
     script = (
@@ -239,7 +241,7 @@ def test_the_commands() -> None:
     """The whole list; a new one is a decision."""
     assert list(cli.ROOMS) == [
         *("check", "show", "flags", "diff", "new", "schema", "rules", "import"),
-        *("rehearse", "launch", "prove", "megatron"),
+        *("rehearse", "init", "launch", "status", "list", "logs", "cancel", "resume", "prove", "megatron"),
     ]
 
 

@@ -14,7 +14,7 @@ from moekit.launch.processes import environment, guarded, torchrun
 from moekit.launch.rundir import RunDir, run_dir
 from moekit.problems import error
 from moekit.recipe.load import Loaded
-from moekit.recipe.sizes import Sizes, sizes
+from moekit.recipe.sizes import Sizes, sizes, total_steps
 from moekit.watch.metrics import MetricsReader, at_end, last_step
 
 _POLL_S = 0.5
@@ -81,8 +81,7 @@ def _sizes(loaded: Loaded) -> Sizes:
 
 def _total_steps(loaded: Loaded) -> int:
     """The steps of the whole budget."""
-    train = loaded.recipe.train
-    return train.iters or (train.samples or 0) // _sizes(loaded).global_batch_seqs
+    return total_steps(loaded.recipe) or (loaded.recipe.train.samples or 0) // _sizes(loaded).global_batch_seqs
 
 
 def processes(loaded: Loaded) -> int:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from moekit import share
+from moekit.launch.cluster_rules import problems_of
 from moekit.problems import MoekitError, Problem, did_you_mean, error, shortened
-from moekit.recipe.load import Source, is_there, load_as, show
-from moekit.recipe.names import variable_problem
+from moekit.recipe import nodes
+from moekit.recipe.build import build
+from moekit.recipe.load import Source, is_there, show
 from moekit.recipe.schema.markers import AtLeast
+
+HINTS = {
+    "`moekit new NAME --from first_moe` writes a recipe": "`moekit init` writes a profile of the cluster you are on",
+    "a recipe is two levels": "a profile is one, but for `environment`",
+    "inherit with `base:`": "write the values out: a profile inherits from none",
+    "one file holds one recipe": "one file holds one profile",
+}
+"""What recipes are told about a text that is no plain YAML, and what a profile is told."""
 
 DEFAULT = "aws-p5"
 """The profile taken where none is given: the handbook's cluster."""
-
-_REQUIRED = ("name", "gpus_per_node", "gpu", "fabric", "container", "shared_root")
-_WORD = re.compile(r"[A-Za-z0-9._,@+-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,35 +34,56 @@ class Cluster:
     name: str
     """The profile's name."""
     partition: str | None = None
-    """Slurm partition of the GPU nodes."""
+    """Slurm partition of the GPU nodes. Null: the cluster's default one."""
+    cpu_partition: str | None = None
+    """Slurm partition for work without GPUs: tokenization, index building. It may be the same one."""
     account: str | None = None
-    """Slurm account that is charged."""
+    """Slurm account that is charged. Null: the user's default one."""
     qos: str | None = None
-    """Slurm quality of service."""
+    """Slurm quality of service. Null: the account's default one."""
+    nodes: Annotated[int | None, AtLeast(1)] = None
+    """Nodes of this kind that the partition has; a run that needs more is refused."""
     gpus_per_node: Annotated[int, AtLeast(1)]
     """GPUs of one node: a node gets one task, and that starts one process for each GPU."""
     gpu: Literal["a100", "h100", "h200", "b200", "gb200", "b300", "gb300"]
     """GPU model."""
+    gres: str = "gpu"
+    """What `--gres` asks for, up to the number: `gpu`, or `gpu:h100` where a partition has GPUs of several types."""
     cpus_per_task: Annotated[int | None, AtLeast(1)] = None
     """A node's CPUs: its one task gets them all. Said to `srun` as well, which does not take it over from the job on
     Slurm 22.05 to 23.02; without it all ranks and their loaders may share one core."""
+    memory_gib: Annotated[int | None, AtLeast(1)] = None
+    """A node's main memory as Slurm gives it to jobs."""
     fabric: Literal["efa", "ib", "none"]
-    """The network between nodes; `none` for a single node."""
+    """The network between nodes: `efa` is AWS's; `ib` is InfiniBand, or RoCE by the same cards; `none` is for a single
+    node, or slow."""
+    time_limit_min: Annotated[int | None, AtLeast(1)] = None
+    """Minutes a job gets where the recipe says none."""
+    max_time_min: Annotated[int | None, AtLeast(1)] = None
+    """The most minutes that the site gives a job."""
+    max_nodes: Annotated[int | None, AtLeast(1)] = None
+    """The most nodes that the site gives a job, where that is fewer than `nodes`."""
+    max_array_tasks: Annotated[int | None, AtLeast(1)] = None
+    """The most tasks that one job array may have: Slurm's MaxArraySize."""
     container: Literal["pyxis", "none"]
     """How a training process gets its software: `pyxis` starts `image` through srun, `none` runs on the node."""
     image: str | None = None
-    """With `pyxis`: the squashfs file to start, as every node sees it (handbook 2.2)."""
+    """With `pyxis`: the squashfs file to start, as every node sees it (handbook 2.2), or a registry's name for one."""
     mounts: tuple[str, ...] | None = None
     """With `pyxis`: further folders seen inside, each `/path` or `/path:/inside`. `shared_root` and `megatron_path` are
     mounted anyway."""
+    setup_script: str | None = None
+    """With `container: none`: a bash file that a node sources before it starts `python`: modules, an environment."""
     python: str = "python"
     """The interpreter that has torch, in the image or on the nodes: a name on PATH or a path."""
     shared_root: str
     """The folder that all nodes share: runs in `runs/`, data sets in `data/`, tokenizers in `tokenizers/`."""
     megatron_path: str | None = None
     """A Megatron-LM checkout that all nodes see. Null: the megatron-core that the image has."""
-    time_limit_min: Annotated[int | None, AtLeast(1)] = None
-    """Minutes a job gets where the recipe says none."""
+    nccl_tests: str | None = None
+    """The `alltoall_perf` of nccl-tests, which measures the network (handbook 2.1): a path in `nccl_tests_image`."""
+    nccl_tests_image: str | None = None
+    """With `pyxis`: the image that has it. Null: `image`."""
     transformer_engine: str | None = None
     """Version of Transformer Engine that the training processes have."""
     cuda: str | None = None
@@ -76,10 +102,43 @@ def find_cluster(given: str | None = None) -> Cluster:
     Raises:
         MoekitError: with every problem of the file, each with its file and line.
     """
-    cluster, source = load_as(Cluster, *_find(DEFAULT if given is None else given))
-    if problems := list(_problems(cluster, source)):
-        raise MoekitError(*problems)
+    path, shown = _find(DEFAULT if given is None else given)
+    return parse_cluster(nodes.read_text(path, shown), shown)
+
+
+def parse_cluster(text: str, shown: str) -> Cluster:
+    """The profile that a YAML text says, called `shown` in messages; raises like `find_cluster`."""
+    problems: list[Problem] = []
+    try:
+        tree = nodes.parse(text, shown, problems)
+    except MoekitError as unreadable:
+        raise MoekitError(*map(_of_a_profile, unreadable.problems)) from None
+    cluster = build(Cluster, tree, problems)
+    problems += problems_of(cluster, Source(shown, tree))
+    if problems:
+        raise MoekitError(*sorted(map(_of_a_profile, problems), key=_line))
     return cluster
+
+
+def _of_a_profile(problem: Problem) -> Problem:
+    """A problem of YAML, whose hints are for recipes, in a profile's words."""
+    return replace(problem, hint=HINTS.get(problem.hint, problem.hint))
+
+
+def _line(problem: Problem) -> int:
+    return int(line) if (line := problem.where.rpartition(":")[2]).isdigit() else 0
+
+
+def over_limits(
+    cluster: Cluster, *, nodes: int | None = None, time_min: int | None = None, array_tasks: int | None = None
+) -> Iterator[tuple[str, str]]:
+    """What of a job the profile's limits do not allow, each as (what, hint); nothing where no limit is said."""
+    fewest = "nodes" if cluster.max_nodes is None else "max_nodes"
+    asked = {"max_time_min": (time_min, "minutes"), "max_array_tasks": (array_tasks, "array tasks")}
+    for name, (number, unit) in {fewest: (nodes, "nodes"), **asked}.items():
+        most = getattr(cluster, name)
+        if number is not None and most is not None and number > most:
+            yield f"{number} {unit} are more than the {most} of profile `{cluster.name}`", f"`{name}` there says so"
 
 
 def shipped_clusters() -> list[str]:
@@ -96,54 +155,8 @@ def _find(given: str) -> tuple[Path, str]:
     if "/" not in given and shipped.is_file():
         return shipped, show(shipped)
     names = shipped_clusters()
-    hint = did_you_mean(path.stem, names) or f"shipped are {', '.join(names)}"
+    several = f"shipped are {', '.join(names)}; `moekit init` writes one for the cluster you are on"
+    hint = did_you_mean(path.stem, names) or several
     is_folder = given and path.is_dir()  # an empty path would be the working directory
     what = f"`{shortened(given)}` is a directory" if is_folder else f"there is no cluster profile `{shortened(given)}`"
     raise error(what, hint)
-
-
-def _problems(cluster: Cluster, source: Source) -> Iterator[Problem]:
-    """What is wrong with a profile beyond its single fields."""
-    for name in _REQUIRED:
-        if getattr(cluster, name) is None:
-            yield Problem(source.where(name), f"`{name}` is missing")
-    for name in ("partition", "account", "qos"):
-        value = getattr(cluster, name)
-        if value is not None and not _WORD.fullmatch(value):
-            yield Problem(source.where(name), f"`{name}` is `{value}`, which no #SBATCH line carries")
-    if cluster.container == "pyxis" and cluster.image is None:
-        yield Problem(source.where("image", "container"), "`image` is missing, which `container: pyxis` starts")
-    for name in ("image", "shared_root", "megatron_path"):
-        value = getattr(cluster, name)
-        if value is not None and (name != "image" or value.startswith(("/", "."))):
-            yield from _path_problem(name, value, source)
-    if re.search(r"\s", cluster.python):
-        yield Problem(source.where("python"), f"`python` is `{cluster.python}`: one program, without arguments")
-    yield from _mount_problems(cluster, source)
-    for folder in cluster.library_path or ():
-        if not folder.startswith("/") or ":" in folder:
-            yield Problem(source.where("library_path"), f"`library_path` has `{folder}`; it lists absolute folders")
-    for variable in cluster.environment or {}:
-        if reason := variable_problem(variable):
-            name = f"environment.{variable}"
-            yield Problem(source.where(name), f"`{name}` {reason[0]}", reason[1])
-
-
-def _path_problem(name: str, value: str, source: Source) -> Iterator[Problem]:
-    if not value.startswith("/"):
-        yield Problem(source.where(name), f"`{name}` must be an absolute path, not `{value}`", "all nodes must find it")
-    elif found := re.search(r"[\s,:]", value):
-        yield Problem(source.where(name), f"`{name}` has a `{found.group()}`, which no mount carries: `{value}`")
-
-
-def _mount_problems(cluster: Cluster, source: Source) -> Iterator[Problem]:
-    """What enroot would make of a mount: commas join mounts, colons split fields, spaces split again in its fstab."""
-    place = source.where("mounts")
-    for mount in cluster.mounts or ():
-        if re.search(r"[\s,]", mount):
-            yield Problem(place, f"mount `{mount}` has a space or a comma, which pyxis splits at")
-        elif not re.fullmatch(r"/[^:]*(:/[^:]*(:[a-z+]+)?)?", mount):
-            yield Problem(place, f"mount `{mount}` must be `/path` or `/path:/inside`, both absolute")
-    inside = Counter((mount.split(":") * 2)[1] if ":" in mount else mount for mount in cluster.mounts or ())
-    for target in [target for target, times in inside.items() if times > 1]:
-        yield Problem(place, f"two mounts lie at `{target}`")

@@ -6,19 +6,19 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
 
-from moekit.problems import MoekitError, error
-from moekit.recipe.commands import JsonOption, ProfileOption, RecipeArgument, checked
+from moekit.problems import MoekitError, error, print_problems, shortened
+from moekit.recipe.commands import JsonOption, ProfileOption
 from moekit.recipe.load import Loaded
 
-app = typer.Typer()
+if TYPE_CHECKING:
+    from moekit.launch.cluster import Cluster
 
-LOCAL_ROOT = "moekit-local"
-"""Where runs, data, tokenizers and metrics of this machine lie, in the working directory."""
+app = typer.Typer()
 
 
 class _Launch(TyperCommand):
@@ -30,10 +30,14 @@ class _Launch(TyperCommand):
 
 @app.command("launch", cls=_Launch)
 def launch(
-    recipe: RecipeArgument,
+    recipes: Annotated[
+        list[str], typer.Argument(metavar="RECIPE...", help="Recipe or sweep files, or names of shipped ones.")
+    ],
     name: Annotated[
         str | None,
-        typer.Option("--name", help="The run's name, its folder below `runs/`.", show_default="the recipe's"),
+        typer.Option(
+            "--name", help="The run's name, its folder below `runs/`; a sweep's.", show_default="the recipe's"
+        ),
     ] = None,
     where: Annotated[
         Literal["slurm", "local"] | None,
@@ -52,62 +56,143 @@ def launch(
             help="Print the files of the run directory and stop; with =DIR, write them into that new folder instead.",
         ),
     ] = None,
+    no_submit: Annotated[
+        bool, typer.Option("--no-submit", help="Write the run directory, and leave `sbatch job.sbatch` there to you.")
+    ] = False,
+    chain: Annotated[
+        int,
+        typer.Option(
+            "--chain", metavar="N", help="Submit N jobs that follow each other, each from the last checkpoint."
+        ),
+    ] = 1,
+    index_first: Annotated[
+        bool | None,
+        typer.Option(
+            "--index-first/--no-index-first",
+            help="Have a CPU job build the data's index before GPUs are held.",
+            show_default="for several runs of the same data, where the profile has a `cpu_partition`",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a recipe, make its run directory, and train it.
+    """Check recipes, make their run directories, and train them.
+
+    On Slurm, from a login node, everything that is missing is told at once: image, checkout, tokenizer, data. Then the
+    run's directory is written below the profile's `shared_root`, and its job submitted. `moekit status`, `logs`,
+    `cancel` and `resume` take the run's name.
+
+    Of several recipes, or of a sweep, all are checked before any is submitted, and the same command again submits only
+    what is missing. A run that begins from another's checkpoint waits for that one.
 
     On this machine the run lies below `moekit-local/` (with `--profile`, below the profile's `shared_root`); the same
     command again goes on from the last checkpoint.
     """
     from moekit.launch.cluster import find_cluster
+    from moekit.launch.runs import LOCAL_ROOT
+    from moekit.launch.several import load_all
 
     cluster = find_cluster(profile)
-    loaded = checked(recipe, cluster)
-    name = loaded.name if name is None else name
-    on_cpu = loaded.recipe.runtime.device == "cpu"
-    local = where == "local" or (where is None and on_cpu)
-    if on_cpu and not local:
-        raise _at_device(loaded, "`runtime.device: cpu` trains on this machine, not in a Slurm job")
+    loaded, warnings = load_all(recipes, name, cluster)
+    print_problems(warnings)
+    local = where == "local" or (where is None and all(one.recipe.runtime.device == "cpu" for one in loaded))
+    if local and (chain != 1 or index_first):
+        raise error(f"`{'--index-first' if index_first else '--chain'}` is about jobs of Slurm", "add `--on slurm`")
     shared_root = Path(cluster.shared_root) if profile or not local else Path.cwd() / LOCAL_ROOT
     if dry_run is not None:
-        files = _files(loaded, name, shared_root, None if local else cluster)
-        _print_or_write(files, shared_root / "runs" / name, dry_run, as_json, local)
+        dry = {one.name: _files(one, shared_root, None if local else cluster) for one in loaded}
+        _print_or_write(dry, shared_root, dry_run, as_json, local)
     elif local:
-        from moekit.launch.local import launch_local
-
-        raise typer.Exit(launch_local(loaded, name, shared_root))
+        raise typer.Exit(_train_here(loaded, shared_root))
+    elif no_submit:
+        _write_only(loaded, cluster, as_json)
+    elif where is None and not profile:
+        raise _nowhere(recipes)
     else:
-        raise error(
-            "moekit does not submit jobs by itself yet",
-            f"`moekit launch {recipe} --dry-run=DIR` writes the run directory; `sbatch job.sbatch` there starts it",
-        )
+        _submit(loaded, cluster, profile, chain, index_first, as_json)
 
 
-def _at_device(loaded: Loaded, what: str) -> MoekitError:
-    return error(what, "leave `--on` out, or unset it with `null`", loaded.source.where("runtime.device"))
+def _nowhere(recipes: list[str]) -> MoekitError:
+    """A recipe for GPUs, and nothing that says which."""
+    command = f"`moekit launch {shortened(' '.join(recipes))} --profile FILE`"
+    ways = f"{command} submits it, `--on local` trains here, `--dry-run` shows the job"
+    return error("no `--profile` says on which cluster to train", f"{ways}; `moekit init` writes a profile")
 
 
-def _files(loaded: Loaded, name: str, shared_root: Path, cluster: Any | None) -> dict[str, str]:
+def _submit(
+    loaded: list[Loaded], cluster: Cluster, profile: str | None, links: int, index_first: bool | None, as_json: bool
+) -> None:
+    """Submit runs, and say what became of them and what to do next."""
+    from moekit.launch.report import say_several, say_submitted
+    from moekit.launch.several import launch_several
+
+    launched, problems = launch_several(loaded, cluster, links, index_first)
+    refused = any(problem.level == "error" for problem in problems)
+    if len(loaded) > 1 or loaded[0].variant is not None:
+        say_several(launched, profile, as_json)
+    elif submitted := launched[0].submitted:
+        say_submitted(submitted, profile, as_json)
+    print_problems(problems)
+    if refused:
+        raise typer.Exit(1)
+
+
+def _train_here(loaded: list[Loaded], shared_root: Path) -> int:
+    """Train on this machine, one run after another; the first exit code that is not 0 ends it."""
+    from moekit.launch.local import launch_local
+
+    for one in loaded:
+        if code := launch_local(one, one.name, shared_root):
+            return code
+    return 0
+
+
+def _write_only(loaded: list[Loaded], cluster: Cluster, as_json: bool) -> None:
+    from moekit.launch.submit import write_only
+
+    written = []
+    for one in loaded:
+        run, lacking = write_only(one, one.name, cluster)
+        print_problems(lacking)
+        written.append({"run": one.name, "directory": str(run.path), "jobs": []})
+        if not as_json:
+            print(f"{one.name} is written, and not submitted")
+            print(f"  directory   {run.path}\n  next        `sbatch job.sbatch` there")
+    if as_json:
+        print(json.dumps(written[0] if len(written) == 1 else written, indent=1))
+
+
+def _files(loaded: Loaded, shared_root: Path, cluster: Cluster | None) -> dict[str, str]:
     """The run directory's files, for this machine or for a cluster."""
     from moekit.launch.rundir import run_files
     from moekit.launch.script import slurm_files
 
+    name = loaded.name
     return run_files(loaded, name, shared_root) if cluster is None else slurm_files(loaded, name, cluster)
 
 
-def _print_or_write(files: Mapping[str, str], run: Path, folder: str, as_json: bool, local: bool) -> None:
+def _print_or_write(runs: Mapping[str, Mapping[str, str]], root: Path, folder: str, as_json: bool, local: bool) -> None:
     """What a dry run gives: files on standard output, or in a folder; what to do next on standard error."""
-    from moekit.launch.rundir import claim, write
+    from moekit.launch.folders import claim, write
 
+    one = next(iter(runs.values())) if len(runs) == 1 else None
     if folder:
         claim(Path(folder), "`--dry-run=DIR` takes a folder that is not there yet")
-        write(Path(folder), files)
-        start = f"; in it, `sbatch job.sbatch` starts the job, where nodes see it: below {run.parent.parent}"
-        print(f"{len(files)} files in {folder}{'' if local else start}", file=sys.stderr)
+        for name, files in runs.items():
+            write(Path(folder) if one else Path(folder, name), files)
+        count = sum(map(len, runs.values()))
+        start = f"; in {'it' if one else 'each'}, `sbatch job.sbatch` starts the job, where nodes see it: below {root}"
+        many = "" if one else f" for {len(runs)} runs, each in a folder of its own"
+        print(f"{count} files in {folder}{many}{'' if local else start}", file=sys.stderr)
     elif as_json:
-        print(json.dumps(files, indent=1))
-    else:
-        shown = {name: text for name, text in files.items() if not name.startswith("job/")}
+        print(json.dumps(one or runs, indent=1))
+    elif one:
+        shown = {name: text for name, text in one.items() if not name.startswith("job/")}
         print("\n".join(f"==> {name} <==\n{text}" for name, text in shown.items()), end="")
-        unseen = len(files) - len(shown)
-        print(f"nothing written; the run would lie in {run}, with {unseen} more files in job/", file=sys.stderr)
+        unseen, (name,) = len(one) - len(shown), runs
+        print(
+            f"nothing written; the run would lie in {root / 'runs' / name}, with {unseen} more files in job/",
+            file=sys.stderr,
+        )
+    else:
+        print("\n".join(str(root / "runs" / name) for name in runs))
+        print(f"nothing written; {len(runs)} runs would lie there; `--dry-run=DIR` writes their files", file=sys.stderr)

@@ -17,9 +17,10 @@ from pathlib import Path
 from moekit.launch import needs
 from moekit.launch.attempt import Plan, checkpointed_step, is_finished, next_attempt, watch
 from moekit.launch.failure import ended_well, first_cause
+from moekit.launch.folders import write
 from moekit.launch.live import Display, Follow, clock
 from moekit.launch.processes import only_launch, visible_gpus
-from moekit.launch.rundir import PROJECT, RunDir, run_dir, run_files, write
+from moekit.launch.rundir import PROJECT, RunDir, run_dir, run_files
 from moekit.problems import MoekitError, error
 from moekit.recipe.load import Loaded, show
 

@@ -35,6 +35,7 @@ def problems(loaded: Loaded, shared_root: Path, environ: Mapping[str, str]) -> l
         return [Problem("", what, remedy)]
     return [
         *_too_few_gpus(loaded, environ),
+        *_unrecorded_profile(loaded),
         *_missing_packages(loaded, shared_root),
         *_missing_files(loaded, shared_root),
         *_unreadable_path(loaded, shared_root),
@@ -59,6 +60,14 @@ def _too_few_gpus(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[Proble
         yield Problem(
             place, what, "for a cluster that has them, `moekit launch --on slurm --dry-run=DIR` writes the job"
         )
+
+
+def _unrecorded_profile(loaded: Loaded) -> Iterator[Problem]:
+    profile = loaded.recipe.profile
+    if profile.enabled and not profile.use_pytorch_profiler:
+        what = "`profile.enabled` alone is for Nsight Systems, and only a job on Slurm starts `nsys`"
+        remedy = "add `use_pytorch_profiler: true`, which writes `attempts/N/torch_profile/`"
+        yield Problem(loaded.source.where("profile.enabled"), what, remedy)
 
 
 def _missing_packages(loaded: Loaded, shared_root: Path) -> Iterator[Problem]:

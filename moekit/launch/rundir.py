@@ -6,21 +6,21 @@ file: the text is the same wherever it lies, and a dry run shows what a launch w
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import moekit
 from moekit.launch.flat import flat_yaml
 from moekit.megatron.flags import Argument, arguments, argv
-from moekit.problems import MoekitError, error
+from moekit.problems import error
 from moekit.recipe.load import Loaded
 from moekit.recipe.names import RUN_NAME
 from moekit.recipe.schema import Recipe
+from moekit.recipe.sizes import total_steps
 
 PROJECT = "moekit"
 """The tracker project that runs are sent to."""
@@ -94,6 +94,11 @@ class RunDir:
         return self.path / "argv.resume"
 
     @property
+    def end(self) -> Path:
+        """Two lines: the last step of the whole training, and the multiple of steps at which it stops, or 0."""
+        return self.path / "end"
+
+    @property
     def job(self) -> Path:
         """The copy of `moekit/job/`."""
         return self.path / "job"
@@ -123,15 +128,30 @@ class RunDir:
         """One folder for each start."""
         return self.path / "attempts"
 
+    @property
+    def submissions(self) -> Path:
+        """What became of each submission to Slurm (`submissions.py`)."""
+        return self.path / "submissions"
+
+    @property
+    def jobs(self) -> Path:
+        """A file for each Slurm job that started, named by its number: the job's first act."""
+        return self.path / "jobs"
+
+    def job_log(self, job: str) -> Path:
+        """What a job prints outside its training, by its id."""
+        return self.path / f"slurm-{job.partition(';')[0]}.log"
+
     def attempt(self, number: int | str) -> AttemptDir:
         """One start, from 1; the letter `N` in the arguments, where the training process puts the number in."""
         return AttemptDir(self.attempts / str(number))
 
     def numbers(self) -> list[int]:
         """The numbers of all starts so far, ascending."""
-        if not self.attempts.is_dir():
+        try:
+            return sorted(int(name) for name in os.listdir(self.attempts) if name.isdecimal())  # noqa: PTH208
+        except OSError:
             return []
-        return sorted(int(path.name) for path in self.attempts.iterdir() if path.name.isdecimal())
 
     def new_attempt(self) -> int:
         """Make the next start's folder and return its number; two launches never get the same one."""
@@ -241,12 +261,15 @@ def run_files(loaded: Loaded, name: str, shared_root: str | Path, cluster: str |
         "recipe": loaded.name,
         "recipe_sha256": hashlib.sha256(recipe.encode()).hexdigest(),
     }
-    here = RunDir(Path())
+    if loaded.group:
+        provenance |= {"group": loaded.group, "compared_with": loaded.compared_with}
+    here, total = RunDir(Path()), total_steps(loaded.recipe)
     return {
         str(here.recipe): recipe,
         str(here.argv_first): lines(argv(run_arguments(loaded.recipe, name, shared_root, resume=False))),
         str(here.argv_resume): lines(argv(run_arguments(loaded.recipe, name, shared_root, resume=True))),
         str(here.provenance): json.dumps(provenance, indent=2) + "\n",
+        **({str(here.end): f"{total}\n{loaded.recipe.train.exit_interval or 0}\n"} if total else {}),
         **job_files(),
     }
 
@@ -270,49 +293,3 @@ def lines(words: Iterable[str]) -> str:
             what = "a newline" if "\n" in word else "a null character"
             raise error(f"`{option or word}` has {what} in its value, which no command line file carries")
     return "".join(f"{word}\n" for word in words)
-
-
-def claim(path: Path, remedy: str = "give the run another name with `--name`") -> None:
-    """Make the folder of a run, which is there only once.
-
-    Raises:
-        MoekitError: it is taken, and `remedy` says what to do; or it cannot be made.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir()
-    except FileExistsError:
-        raise error(f"`{path}` already exists", remedy) from None
-    except OSError as reason:
-        raise _unwritten(path, reason) from None
-
-
-def write(path: Path, files: Mapping[str, str]) -> None:
-    """Write files below `path`, all or none: a failure leaves what was there before, and no folder that is empty.
-
-    Raises:
-        MoekitError: the disk is full, or does not take them for another reason.
-    """
-    folders = sorted({(path / name).parent for name in files} | {path})
-    temporaries = {path / name: (path / name).with_name(f".{Path(name).name}.{os.getpid()}") for name in files}
-    try:
-        for folder in folders:
-            folder.mkdir(parents=True, exist_ok=True)
-        for text, temporary in zip(files.values(), temporaries.values(), strict=True):
-            temporary.write_text(text, encoding="utf-8")
-        for target, temporary in temporaries.items():
-            temporary.replace(target)
-    except BaseException as reason:
-        for temporary in temporaries.values():
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-        for folder in reversed(folders):
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-        if isinstance(reason, OSError):
-            raise _unwritten(path, reason) from None
-        raise
-
-
-def _unwritten(path: Path, reason: OSError) -> MoekitError:
-    return error(f"`{path}` cannot be written: {(reason.strerror or str(reason)).lower()}")

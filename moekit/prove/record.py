@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moekit.launch.rundir import write
+from moekit.launch.folders import write
 from moekit.problems import error
 from moekit.prove.compare import BALANCE_LOSS, GRAD_NORM, ZEROS, Check, Pair, balance_loss
 from moekit.prove.judge import Result

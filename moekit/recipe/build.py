@@ -199,7 +199,7 @@ def _environment(node: nodes.Node) -> dict[str, str | None]:
         if is_secret(name) and not value.is_null:
             raise Refused(
                 f"gives `{name}` a value",
-                f"a secret travels by name only: set it in your shell and list it, `secrets: [{name}]`",
+                f"a secret travels by name only: set it in your shell; a recipe says `runtime.secrets: [{name}]`",
                 place,
             )
         result[name] = None if value.is_null else _one_line(value.text)

@@ -8,14 +8,14 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from moekit import share
 from moekit.problems import MoekitError, Problem, error, print_problems, shortened
-from moekit.recipe.load import Loaded, load, load_partly
-from moekit.recipe.values import order, origins, plain_values
+from moekit.recipe.load import Loaded, file_and_variant, load, load_each, load_partly
+from moekit.recipe.values import differences, origins
 
 if TYPE_CHECKING:
     from moekit.launch.real_check import Judged
@@ -24,7 +24,13 @@ app = typer.Typer()
 
 RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped one.")]
 ProfileOption = Annotated[
-    str | None, typer.Option("--profile", help="Cluster profile: a file or a shipped name.", show_default="aws-p5")
+    str | None,
+    typer.Option(
+        "--profile",
+        envvar="MOEKIT_PROFILE",
+        help="Cluster profile: a file, which `moekit init` writes, or a shipped name.",
+        show_default="aws-p5",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for a script.")]
 
@@ -64,7 +70,8 @@ def check(
     cluster = find_cluster(profile)
     found, readable = _by_the_rules(recipes, cluster)
     judged = _by_the_real_one(readable, cluster, megatron, in_image, found) if real else {}
-    problems = [problem for several in found.values() for problem in several]
+    # a sweep's runs share files, and so what is wrong with them
+    problems = list(dict.fromkeys(problem for several in found.values() for problem in several))
     errors = [problem for problem in problems if problem.level == "error"]
     if as_json:
         listed: dict[str, Any] = {recipe: [_as_json(p) for p in several] for recipe, several in found.items()}
@@ -89,12 +96,14 @@ def _by_the_rules(recipes: list[str], cluster: Any) -> tuple[dict[str, list[Prob
     readable: dict[str, Loaded] = {}
     for recipe in recipes:
         try:
-            loaded = load_partly(recipe)
-            found[recipe] = problems_of(loaded, cluster)
+            several = load_each(recipe)
         except MoekitError as refused:
             found[recipe] = list(refused.problems)
-        else:
-            readable[recipe] = loaded
+            continue
+        for loaded in several:
+            name = recipe if len(several) == 1 else loaded.source.shown
+            found[name] = problems_of(loaded, cluster)
+            readable[name] = loaded
     return found, readable
 
 
@@ -126,7 +135,14 @@ def _as_json(problem: Problem) -> dict[str, str]:
 
 @app.command("show")
 def show(recipe: RecipeArgument, as_json: JsonOption = False) -> None:
-    """Print a recipe flat: every value that is set or unset, and the file and line it comes from."""
+    """Print a recipe flat: every value that is set or unset, and the file and line it comes from.
+
+    Of a sweep, print its runs, each with what it changes; `FILE:VARIANT` is one of them.
+    """
+    runs = load_each(recipe)
+    if runs[0].variant and file_and_variant(recipe)[1] is None:
+        _show_sweep(runs, as_json)
+        return
     rows = origins(load(recipe))
     if as_json:
         print(json.dumps({name: {"value": value, "where": where} for name, value, where in rows}, indent=1))
@@ -180,22 +196,53 @@ def checked(recipe: str, cluster: Any) -> Loaded:
 @app.command("diff")
 def diff(
     one: Annotated[str, typer.Argument(metavar="A", help="A recipe.")],
-    other: Annotated[str, typer.Argument(metavar="B", help="Another recipe.")],
+    other: Annotated[
+        str | None,
+        typer.Argument(metavar="[B]", help="Another recipe.", show_default="of a rung, the one before"),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two recipes by what they resolve to, whatever they inherit."""
-    left, right = load(one), load(other)
-    a, b = plain_values(left.recipe), plain_values(right.recipe)
-    names = sorted((name for name in {**a, **b} if a.get(name) != b.get(name)), key=order)
+    """Compare two recipes by what they resolve to, whatever they inherit.
+
+    `FILE:RUNG` alone is compared with the rung before, a sweep's variant with what all of them have in common.
+    """
+    right = load(other or one)
+    if other is None and right.variant is None:
+        raise error(f"`{shortened(one)}` is no variant of a sweep", "give a second recipe to compare it with")
+    left = right.variant.below if other is None and right.variant else load(one)
+    rows = differences(left, right)
     if as_json:
-        print(json.dumps({name: [a.get(name), b.get(name)] for name in names}, indent=1))
+        print(json.dumps({name: [was, now] for name, was, now in rows}, indent=1))
         return
-    width = max((len(name) for name in names), default=0)
-    for name in names:
-        was, now = _text(a.get(name)), _text(b.get(name))
-        print(f"{name:{width}}  {was} → {now}  ({left.source.where(name)} → {right.source.where(name)})")
-    if not names:
+    width = max((len(name) for name, _, _ in rows), default=0)
+    for name, was, now in rows:
+        places = f"{left.source.where(name)} → {right.source.where(name)}"
+        print(f"{name:{width}}  {_text(was)} → {_text(now)}  ({places})")
+    if not rows:
         print("no difference", file=sys.stderr)
+
+
+def _show_sweep(runs: list[Loaded], as_json: bool) -> None:
+    """Every run of a sweep, with what it changes of which other."""
+    if problems := [problem for run in runs for problem in run.problems]:
+        raise MoekitError(*dict.fromkeys(problems))
+    changes = {run.name: differences(run.variant.below, run) for run in runs if run.variant}
+    if as_json:
+        listed = {
+            run.name: {
+                "compared_with": run.compared_with,
+                "changes": {name: [was, now] for name, was, now in changes[run.name]},
+            }
+            for run in runs
+        }
+        print(json.dumps(listed, indent=1))
+        return
+    for run in runs:
+        beside = f", against {run.compared_with}" if run.compared_with else ""
+        print(f"{run.name}{beside}{f': {run.recipe.summary}' if run.recipe.summary else ''}")
+        for name, was, now in changes[run.name]:
+            if name != "summary":
+                print(f"    {name}  {_text(was)} → {_text(now)}")
 
 
 @app.command("new")
@@ -236,9 +283,17 @@ def schema_line(path: Path) -> str:
 
 @app.command("schema")
 def schema(
+    of: Annotated[
+        Literal["recipe", "profile"], typer.Argument(metavar="[recipe|profile]", help="Of which kind of file.")
+    ] = "recipe",
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the fields as a page of text instead.")] = False,
 ) -> None:
-    """Print the JSON Schema of a recipe, for editors."""
+    """Print the JSON Schema of a recipe or of a cluster profile, for editors."""
+    if of == "profile":
+        from moekit.launch import cluster_schema
+
+        print(cluster_schema.reference() if markdown else cluster_schema.schema_text(), end="")
+        return
     from moekit.recipe.docs import reference
     from moekit.recipe.jsonschema import schema_text
 

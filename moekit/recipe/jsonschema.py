@@ -11,6 +11,7 @@ from moekit.recipe.build import is_section, markers
 from moekit.recipe.docs import description, field_texts
 from moekit.recipe.schema import Recipe
 from moekit.recipe.schema.markers import AtLeast, Flag
+from moekit.recipe.sweep import CONTROL, FIELD_TEXTS
 
 
 def schema_text() -> str:
@@ -19,24 +20,35 @@ def schema_text() -> str:
 
 
 def schema() -> dict[str, Any]:
-    """A recipe's schema; nothing is required, since a recipe with `base:` says only what it changes."""
+    """The schema of a recipe or a sweep; nothing is required, since a recipe with `base:` says only what it changes."""
     properties: dict[str, Any] = {}
     for name, (hint, _) in markers(Recipe).items():
         if is_section(hint):
-            fields = {field: _field(hint, field) for field in markers(hint)}
-            properties[name] = _object(fields, (hint.__doc__ or "").strip())
+            fields = {field: field_schema(hint, field) for field in markers(hint)}
+            properties[name] = object_schema(fields, (hint.__doc__ or "").strip())
         else:
             properties[name] = {**_nullable(_type(hint)), "description": field_texts(Recipe)[name]}
-    return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "moekit recipe", **_object(properties)}
+    properties |= _of_a_sweep([name for name in properties if name != "base"])
+    return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "moekit recipe", **object_schema(properties)}
 
 
-def _object(properties: dict[str, Any], text: str = "") -> dict[str, Any]:
+def _of_a_sweep(names: list[str]) -> dict[str, Any]:
+    """The keys that make a file a sweep; a variant has what a recipe has, but for its base."""
+    variant = object_schema({name: {"$ref": f"#/properties/{name}"} for name in names})
+    several = {"type": "object", "minProperties": 1, "additionalProperties": variant}
+    shapes = {"sweep": several, "ladder": several, "control": {"type": ["string", "null"], "enum": [CONTROL, None]}}
+    return {name: {**shape, "description": FIELD_TEXTS[name]} for name, shape in shapes.items()}
+
+
+def object_schema(properties: dict[str, Any], text: str = "") -> dict[str, Any]:
+    """The schema of a mapping that has these keys and no other; null unsets it."""
     # "type" and not "anyOf": a typo then reads "`topkk` was unexpected" instead of "not valid under any of the schemas"
     described = {"description": text} if text else {}
     return {"type": ["object", "null"], **described, "additionalProperties": False, "properties": properties}
 
 
-def _field(cls: Any, name: str) -> dict[str, Any]:
+def field_schema(cls: Any, name: str) -> dict[str, Any]:
+    """The schema of one field of a dataclass."""
     hint, marks = markers(cls)[name]
     inner = get_args(hint)[0] if get_origin(hint) is tuple else hint
     one = _type(inner)

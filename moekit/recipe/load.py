@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from moekit import share
-from moekit.problems import MoekitError, Problem, did_you_mean, shortened
+from moekit.problems import MoekitError, Problem, did_you_mean, error, shortened
 from moekit.recipe import nodes
 from moekit.recipe.build import build, is_section, markers
 from moekit.recipe.schema import Recipe
@@ -59,13 +59,37 @@ class Loaded:
     recipe: Recipe
     source: Source
     name: str
-    """The recipe's own name: its file's stem."""
+    """The recipe's own name: its file's stem; `<sweep>-<variant>` of a sweep."""
     problems: tuple[Problem, ...] = ()
-    """What could not be read; the recipe then lacks those values. Only `load_partly` leaves any."""
+    """What could not be read; the recipe then lacks those values. Only `load_partly` and `load_each` leave any."""
+    variant: Variant | None = None
+    """Which run of a sweep it is; None of a recipe's own file."""
+
+    @property
+    def group(self) -> str | None:
+        """What the tracker shows the run under, together with others; None: a run of its own."""
+        return self.variant.sweep if self.variant else None
+
+    @property
+    def compared_with(self) -> str | None:
+        """The run that it is to be measured against: the rung before, or the one whose control it is."""
+        return self.variant.below.name if self.variant and self.variant.below.variant else None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Which run of a sweep a recipe is."""
+
+    sweep: str
+    """The sweep's name."""
+    key: str
+    """The variant's own name in the file."""
+    below: Loaded
+    """What it changes: the rung before, the run whose control it is, or what all runs of the file have in common."""
 
 
 def load(given: str) -> Loaded:
-    """The recipe of a path or of a shipped name.
+    """The recipe of a path or of a shipped name, or of `SWEEP:VARIANT`.
 
     Raises:
         MoekitError: with every problem of every file it inherits from, each with its file and line.
@@ -78,12 +102,44 @@ def load(given: str) -> Loaded:
 
 def load_partly(given: str) -> Loaded:
     """Like `load`, but what a field cannot take is left unset and listed, so that later checks can be made as well."""
-    path = find(given)
-    shown = given if path == Path(given) else show(path)
+    first, *more = load_each(given)
+    if first.variant and file_and_variant(given)[1] is None:
+        which = f"name one, such as `{shortened(f'{given}:{first.variant.key}')}`; `moekit show` lists them"
+        raise error(f"`{shortened(given)}` is a sweep of {1 + len(more)} runs", which)
+    return first
+
+
+def load_each(given: str, name: str | None = None) -> list[Loaded]:
+    """The recipe of a path or of a shipped name, or all of a sweep's, or the one of `SWEEP:VARIANT`.
+
+    `name` names the run, or the sweep, in the place of its file. What a field cannot take is left unset and listed,
+    as by `load_partly`.
+
+    Raises:
+        MoekitError: a file that cannot be taken apart at all, or nothing has that name.
+    """
+    file, key = file_and_variant(given)
+    path = find(file)
+    shown = file if path == Path(file) else show(path)
     problems: list[Problem] = []
     tree = _inherited(path, shown, (), problems)
+    from moekit.recipe import sweep  # here: it builds on this file
+
+    if sweep.is_sweep(tree):
+        if key is None:
+            return sweep.load_variants(tree, shown, path.stem if name is None else name, problems)
+        run = sweep.named(sweep.load_variants(tree, shown, path.stem, problems), key, shown)
+        return [replace(run, name=run.name if name is None else name)]
+    if key is not None:
+        raise error(f"`{shortened(file)}` is one recipe and no sweep: nothing in it is called `{shortened(key)}`")
     recipe = build(Recipe, tree, problems, elsewhere=field_that_says)
-    return Loaded(recipe, Source(shown, tree), path.stem, tuple(problems))
+    return [Loaded(recipe, Source(shown, tree), path.stem if name is None else name, tuple(problems))]
+
+
+def file_and_variant(given: str) -> tuple[str, str | None]:
+    """A file or shipped name, and behind a colon the variant meant; a file whose name has a colon is only a file."""
+    file, colon, key = given.rpartition(":")
+    return (file, key) if colon and not os.path.lexists(given) else (given, None)
 
 
 def load_as[T](cls: type[T], path: Path, shown: str) -> tuple[T, Source]:
@@ -104,10 +160,11 @@ def find(given: str, folder: Path = Path(), place: str = "") -> Path:
     shipped = share.folder("recipes") / f"{given}.yaml"
     if not given.endswith(".yaml") and not Path(given).is_absolute() and shipped.is_file():
         return shipped
-    names = share.shipped_recipes()
+    names = share.shipped_recipes() + share.shipped_sweeps()
     stem = given.removesuffix(".yaml").removeprefix("recipes/")
     in_a_folder = [f"did you mean `{name}`?" for name in names if name.endswith(f"/{stem}")]
-    several = f"shipped are {', '.join(name for name in names if '/' not in name)}, and those in settings/ and models/"
+    folders = "those in settings/, models/ and sweeps/"
+    several = f"shipped are {', '.join(name for name in names if '/' not in name)}, and {folders}"
     hint = next(iter(in_a_folder), "") or did_you_mean(stem, names) or several
     is_folder = given and path.is_dir()  # an empty path would be the working directory
     what = f"`{shortened(given)}` is a directory" if is_folder else f"there is no recipe `{shortened(given)}`"
@@ -158,7 +215,13 @@ def _inherited(
         raise MoekitError(Problem(str(base.place), f"recipe inherits from itself: {steps}"))
     if len(chain) >= MOST_BASES:
         raise MoekitError(Problem(str(base.place), f"inherits through more than {MOST_BASES} files"))
-    return nodes.merged(_inherited(parent, parent_shown, chain, problems), tree)
+    inherited = _inherited(parent, parent_shown, chain, problems)
+    from moekit.recipe import sweep
+
+    if sweep.is_sweep(inherited):
+        what = f"`{parent_shown}` is a sweep, which no recipe is built on"
+        raise MoekitError(Problem(str(base.place), what, "name its `base` instead"))
+    return nodes.merged(inherited, tree)
 
 
 @functools.cache

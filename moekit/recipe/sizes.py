@@ -84,3 +84,11 @@ def expert_tensor_ranks(recipe: Recipe) -> int:
 def exchange_ranks(recipe: Recipe) -> int:
     """The ranks between which a token's exchange goes: expert-parallel times expert-tensor-parallel."""
     return (recipe.parallel.expert_model or 1) * expert_tensor_ranks(recipe)
+
+
+def total_steps(recipe: Recipe) -> int | None:
+    """The steps of the whole training; None where the recipe does not say it, or its batch grows on the way."""
+    train = recipe.train
+    if train.iters is not None or train.samples is None or train.rampup_batch_size:
+        return train.iters
+    return train.samples // train.global_batch_size if train.global_batch_size else None

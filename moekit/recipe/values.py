@@ -33,6 +33,13 @@ def _plain(section: Any, owner: str) -> Iterator[tuple[str, Any]]:
             yield name, value if isinstance(value, bool | int | float) else str(value)
 
 
+def differences(one: Loaded, other: Loaded) -> list[tuple[str, Any, Any]]:
+    """(dotted name, value in `one`, value in `other`) of all that two recipes resolve to differently; None is unset."""
+    a, b = plain_values(one.recipe), plain_values(other.recipe)
+    names = sorted((name for name in {**a, **b} if a.get(name) != b.get(name)), key=order)
+    return [(name, a.get(name), b.get(name)) for name in names]
+
+
 def origins(loaded: Loaded) -> list[tuple[str, Any, str]]:
     """(dotted name, value, file:line) of all that the recipe's files mention, what they unset too, in reading order."""
     values = plain_values(loaded.recipe)

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from moekit.launch.failure import not_a_number
+from moekit.launch.folders import write
 from moekit.launch.processes import environment
-from moekit.launch.rundir import run_dir, run_files, write
+from moekit.launch.rundir import run_dir, run_files
 from moekit.megatron.installed import Judge
 from moekit.megatron.judgement import problem_of
 from moekit.megatron.ranks import Start, Training

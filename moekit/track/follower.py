@@ -218,7 +218,8 @@ class _Follower:
             return rows
         self._config_sent = dict(self._metrics.config)
         begun, _ = self._metrics.spans[min(self._metrics.spans)]
-        ours = {"_Created": time_stamp(begun), "_Group": self._to["project"], "_Username": None}
+        group = _group(self._run_dir) or self._to["project"]
+        ours = {"_Created": time_stamp(begun), "_Group": group, "_Username": None}
         config = {key.lstrip("_"): value for key, value in self._config_sent.items()} | ours  # `_` is Trackio's own
         return [{**row, "config": config} if row is first else row for row in rows]
 
@@ -237,6 +238,15 @@ class _Follower:
         state = {"to": self._to, "steps": self._sent_steps, "router": self._sent_router}
         temporary.write_text(json.dumps(state, indent=1) + "\n")
         temporary.replace(self._run_dir / STATE)
+
+
+def _group(run_dir: Path) -> str | None:
+    """The sweep that a run belongs to, as its provenance says: Trackio shows its runs together."""
+    try:
+        group: str | None = json.loads((run_dir / "provenance.json").read_text(encoding="utf-8")).get("group")
+    except (OSError, ValueError):
+        return None
+    return group
 
 
 def main() -> int:

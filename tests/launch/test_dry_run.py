@@ -24,7 +24,7 @@ def test_the_same_bytes_every_time(tmp_path: Path) -> None:
     assert one.stdout == other.stdout
     assert [path for path in tmp_path.iterdir() if path.name != "elsewhere"] == []
     assert one.stderr == (
-        "nothing written; the run would lie in /fsx/moekit/runs/first_moe, with 10 more files in job/\n"
+        "nothing written; the run would lie in /fsx/moekit/runs/first_moe, with 12 more files in job/\n"
     )
 
 
@@ -87,20 +87,22 @@ def test_a_run_on_this_machine_has_no_job(tmp_path: Path) -> None:
         "recipe.yaml",
         "argv.first",
         "argv.resume",
+        "end",
         "provenance.json",
     }
     assert f"{tmp_path}/moekit-local/data/python-docs/data-args.txt" in files["argv.first"].splitlines()
-    refused = launch(tmp_path, "quickstart", "--dry-run", "--on", "slurm")
-    assert refused.returncode == 1
-    assert "`runtime.device: cpu` trains on this machine, not in a Slurm job" in refused.stderr
+    job = launch(tmp_path, "quickstart", "--dry-run", "--on", "slurm")
+    assert job.returncode == 0
+    assert "==> job.sbatch <==" in job.stdout  # on nodes of a cluster, where that is said
 
 
-def test_submitting_is_done_by_hand(tmp_path: Path) -> None:
+def test_a_cluster_is_never_guessed(tmp_path: Path) -> None:
     done = launch(tmp_path, "dense")
     assert done.returncode == 1
     assert done.stderr == (
-        "error: moekit does not submit jobs by itself yet\n"
-        "    hint: `moekit launch dense --dry-run=DIR` writes the run directory; `sbatch job.sbatch` there starts it\n"
+        "error: no `--profile` says on which cluster to train\n"
+        "    hint: `moekit launch dense --profile FILE` submits it, `--on local` trains here, "
+        "`--dry-run` shows the job; `moekit init` writes a profile\n"
     )
 
 

@@ -1,4 +1,5 @@
 import dataclasses
+import os
 import subprocess
 import sys
 import threading
@@ -9,7 +10,8 @@ import pytest
 
 from moekit import share
 from moekit.launch.flat import flat_yaml
-from moekit.launch.rundir import RunDir, claim, lines, owned_arguments, run_arguments, run_dir, run_files, write
+from moekit.launch.folders import claim, place, write
+from moekit.launch.rundir import RunDir, lines, owned_arguments, run_arguments, run_dir, run_files
 from moekit.megatron.flags import argv
 from moekit.problems import MoekitError
 from moekit.recipe.load import Loaded, load
@@ -96,7 +98,7 @@ def test_names_that_are_refused(name: str) -> None:
         run_dir("/s", name)
 
 
-SHIPPED = sorted(share.folder("recipes").rglob("*.yaml"))
+SHIPPED = sorted(path for path in share.folder("recipes").rglob("*.yaml") if path.parent.name != "sweeps")
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -147,6 +149,20 @@ def test_a_run_is_claimed_once(tmp_path: Path) -> None:
         thread.join()
     taken = f"error: `{tmp_path}/runs/x` already exists\n    hint: give the run another name with `--name`"
     assert sorted(said) == [*[taken] * 7, "mine"]
+
+
+def test_a_run_is_placed_whole_and_once(tmp_path: Path) -> None:
+    """Every claimant's folder is filled before it is anybody's, and one of them stays."""
+    run = tmp_path / "runs" / "x"
+    (run.parent / ".x.1").mkdir(parents=True)  # what a killed one left
+    os.utime(run.parent / ".x.1", (0, 0))
+    place(run, {"a": "0", "job/b": ""})
+    for _ in range(2):
+        with pytest.raises(MoekitError, match="already exists"):
+            place(run, {"a": "1", "c": ""})
+    assert sorted(path.name for path in run.iterdir()) == ["a", "job"]
+    assert (run / "a").read_text() == "0"
+    assert [path.name for path in run.parent.iterdir()] == ["x"]
 
 
 def test_attempts_are_numbered_once_each(tmp_path: Path) -> None:

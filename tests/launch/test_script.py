@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moekit import share
-from moekit.launch.cluster import find_cluster
+from moekit.launch.cluster import find_cluster, shipped_clusters
 from moekit.launch.rundir import run_files
 from moekit.launch.script import (
     environment,
@@ -24,6 +24,7 @@ from moekit.recipe.load import Loaded, load
 
 Changed = Callable[..., Loaded]
 AWS = find_cluster("aws-p5")
+SCRIPTS = ("job.sbatch", "environment.sh", "argv.srun", "argv.torchrun")
 ROOT_RECIPES = sorted(share.folder("recipes").glob("*.yaml"))
 
 
@@ -38,6 +39,16 @@ def test_golden_run_directories(path: Path, golden: Callable[[str, dict[str, str
     local = loaded.recipe.runtime.device == "cpu"
     texts = run_files(loaded, path.stem, "/home/me") if local else slurm_files(loaded, path.stem, AWS)
     golden(path.stem, rendered(texts))
+
+
+@pytest.mark.parametrize("profile", shipped_clusters())
+def test_golden_scripts_of_two_nodes(
+    profile: str, recipe_of: Changed, golden: Callable[[str, dict[str, str]], None]
+) -> None:
+    cluster = find_cluster(profile)
+    loaded = recipe_of(f"parallel: {{gpus: {2 * cluster.gpus_per_node}}}")
+    texts = slurm_files(loaded, "two_nodes", cluster)
+    golden(f"clusters/{profile}", {name: texts[name] for name in SCRIPTS})
 
 
 def test_copied_files_are_the_originals() -> None:
@@ -90,6 +101,61 @@ def test_a_run_that_ends_on_sigterm_gets_it_in_time(recipe_of: Changed) -> None:
     assert environment(recipe, AWS)["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "300"
 
 
+def test_another_exit_signal_is_sent_and_handed_on(recipe_of: Changed) -> None:
+    recipe = recipe_of("resilience: {exit_signal_handler: true, exit_signal: SIGUSR1}").recipe
+    assert "#SBATCH --signal=USR1@300\n" in job_script(recipe, AWS, "x")
+    assert torchrun_words(recipe, AWS)[-1] == "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+    assert "--signals" not in "".join(torchrun_words(recipe_of("").recipe, AWS))
+
+
+def test_on_processors_it_asks_for_no_gpu(recipe_of: Changed) -> None:
+    recipe = recipe_of("parallel: {gpus: 4}", base="quickstart").recipe
+    cluster = replace(AWS, partition="gpu", cpu_partition="cpu", gpus_per_node=2, cpus_per_task=32)
+    script = job_script(recipe, cluster, "x")
+    assert "--gres" not in script
+    assert "#SBATCH --partition=cpu\n#SBATCH --nodes=2\n" in script
+    assert "#SBATCH --partition=gpu\n" in job_script(recipe, replace(cluster, cpu_partition=None), "x")
+    said = environment(recipe, cluster)
+    assert (said["MOEKIT_DEVICE"], said["CUDA_VISIBLE_DEVICES"], said["OMP_NUM_THREADS"]) == ("cpu", "", "16")
+
+
+def test_a_gpu_of_several_types() -> None:
+    assert "#SBATCH --gres=gpu:h100:8\n" in job_script(load("first_moe").recipe, replace(AWS, gres="gpu:h100"), "x")
+
+
+def test_a_thousand_nodes(recipe_of: Changed) -> None:
+    texts = slurm_files(recipe_of("parallel: {gpus: 8192}"), "x", AWS)
+    assert "#SBATCH --nodes=1024\n" in texts["job.sbatch"]
+    assert "--nnodes=1024\n" in texts["argv.torchrun"]
+    assert max(len(text) for name, text in texts.items() if name in SCRIPTS) < 2000
+
+
+def test_the_profiles_limits(recipe_of: Changed) -> None:
+    loaded = recipe_of("parallel: {gpus: 24}\nruntime:\n  time_limit_min: 90")
+    with pytest.raises(MoekitError) as refused:
+        slurm_files(loaded, "x", replace(AWS, max_nodes=2, max_time_min=60))
+    assert [(problem.where, problem.what) for problem in refused.value.problems] == [
+        (f"{loaded.source.shown}:2", "3 nodes are more than the 2 of profile `aws-p5`"),
+        (f"{loaded.source.shown}:4", "90 minutes are more than the 60 of profile `aws-p5`"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [
+        ("profile: {ranks: [0]}", "0"),
+        ("profile: {ranks: [17, 1, 16, 0]}", "0,2"),
+        ("profile: {ranks: null}", "0,1,2"),
+        ("profile: {use_pytorch_profiler: true}", None),
+        ("profile: {enabled: null}", None),
+    ],
+)
+def test_the_nodes_where_nsight_records(recipe_of: Changed, text: str, nodes: str | None) -> None:
+    loaded = recipe_of(f"{text}\nparallel: {{gpus: 24}}", base="settings/profile_nsys")
+    assert environment(loaded.recipe, AWS)["MOEKIT_PROFILED_NODES"] == nodes
+    assert ("argv.nsys" in slurm_files(loaded, "x", AWS)) == (nodes is not None)
+
+
 def test_the_stack_picks_the_script(recipe_of: Changed) -> None:
     hybrid = recipe_of('model: {stack: hybrid, num_layers: 2, hybrid_layer_pattern: "*E"}').recipe
     assert environment(hybrid, AWS)["MOEKIT_STACK"] == "hybrid"
@@ -127,6 +193,13 @@ def test_cuda_device_max_connections(recipe_of: Changed, text: str, gpu: str, va
     assert (CONNECTIONS in winning.partition("=")[2].split(",")) == (value is not None)
 
 
+def test_sharded_weights_never_get_one_connection(recipe_of: Changed) -> None:
+    """Whatever the submitting shell has."""
+    for text in ("parallel: {use_megatron_fsdp: true}", "megatron: {extra: [--use-torch-fsdp2]}"):
+        said = environment_script(environment(recipe_of(text).recipe, AWS), ())
+        assert f"unset -v {CONNECTIONS}\n" in said
+
+
 def test_what_wins_over_the_image(recipe_of: Changed) -> None:
     text = "runtime: {environment: {NCCL_DEBUG: null, c_lower: 1, FI_PROVIDER: tcp}, secrets: [HF_TOKEN]}"
     recipe = recipe_of(text, base="dense").recipe
@@ -151,7 +224,10 @@ def test_mounts(recipe_of: Changed) -> None:
 
 def test_no_container(recipe_of: Changed) -> None:
     words = srun_words(recipe_of().recipe, replace(AWS, container="none", image=None))
-    assert words == ["--nodes=1", "--ntasks-per-node=1", "--kill-on-bad-exit=1", "--cpus-per-task=96"]
+    assert words == [
+        *["--nodes=1", "--ntasks-per-node=1", "--export=ALL", "--kill-on-bad-exit=0", "--wait=60"],
+        "--cpus-per-task=96",
+    ]
 
 
 HOSTILE = {

@@ -1,8 +1,11 @@
 """slurm/train.sh, run by bash with a scheduler and an interpreter that record what they are given."""
 
 import json
+import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from moekit.launch.cluster import Cluster, find_cluster
-from moekit.launch.rundir import claim, write
+from moekit.launch.folders import claim, write
 from moekit.launch.script import slurm_files
 from moekit.recipe.load import Loaded
 
@@ -42,10 +45,19 @@ class Job:
     bin: Path
 
     def run(self, **env: str | None) -> subprocess.CompletedProcess[str]:
-        path = f"{self.bin}:/usr/bin:/bin"
-        slurm = {"SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "n[1-2]", "TEST_HOSTS": "n1\nn2\n"}
-        given = {name: value for name, value in {"PATH": path, **slurm, **env}.items() if value is not None}
+        given = self.environment(**env)
         return subprocess.run(["bash", "job.sbatch"], cwd=self.folder, env=given, capture_output=True, text=True)
+
+    def environment(self, **env: str | None) -> dict[str, str]:
+        path = f"{self.bin}:/usr/bin:/bin"
+        slurm = {
+            "SLURM_JOB_ID": "123456",
+            "SLURM_JOB_NODELIST": "n[1-2]",
+            "SLURM_JOB_NUM_NODES": "2",
+            "SLURM_NODEID": "1",
+            "TEST_HOSTS": "n1\nn2\n",
+        }
+        return {name: value for name, value in {"PATH": path, **slurm, **env}.items() if value is not None}
 
     def seen(self, program: str) -> dict:
         return json.loads((self.bin / f"{program}.json").read_text())
@@ -57,6 +69,7 @@ def job(tmp_path: Path, recipe_of: Callable[..., Loaded]) -> Callable[..., Job]:
     tools.mkdir()
     (tools / "scontrol").write_text('#!/bin/bash\n[[ $* == "show hostnames n[1-2]" ]] && printf %s "$TEST_HOSTS"\n')
     (tools / "srun").write_text(f"#!{sys.executable}\nimport subprocess\n{RECORD}\n{SRUN}")
+    (tools / "scancel").write_text('#!/bin/bash\necho "$@" >>told\n')
     (tools / "python").write_text(f"#!{sys.executable}\n{RECORD}\nprint('trained')\n")
     for tool in tools.iterdir():
         tool.chmod(0o755)
@@ -75,7 +88,8 @@ def test_a_whole_attempt(job: Callable[..., Job]) -> None:
     it = job()
     done = it.run()
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "attempt 1 with argv.first on n1 n2, log in attempts/1/train.log\n"
+    assert done.stdout == "attempt 1 with argv.first on n[1-2], log in attempts/1/train.log\n"
+    assert [path.name for path in (it.folder / "jobs").iterdir()] == ["123456"]
     assert (it.folder / "attempts/1/train.log").read_text() == "trained\nsrun was here\n"
     assert it.seen("srun")["argv"] == [
         *(it.folder / "argv.srun").read_text().splitlines(),
@@ -85,8 +99,9 @@ def test_a_whole_attempt(job: Callable[..., Job]) -> None:
     trained = it.seen("python")
     assert trained["cwd"] == str(it.folder)
     assert trained["argv"] == [
-        *["-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=8", "--rdzv-backend=c10d"],
-        *["--rdzv-id=123456.1", "--rdzv-endpoint=n1:23456", "job/entry.py"],
+        *["-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=8", "--rdzv-backend=static"],
+        *["--rdzv-conf=timeout=1800", "--max-restarts=0"],
+        *["--rdzv-id=123456.1", "--rdzv-endpoint=n1:23456", "--node-rank=1", "job/entry.py"],
         *(it.folder / "argv.first").read_text().splitlines(),
     ]
     assert trained["env"]["MOEKIT_ATTEMPT"] == "1"
@@ -124,7 +139,7 @@ def test_the_environment_wins_over_the_image_and_over_the_scripts_own_names(job:
     assert "MOEKIT_ROUTING_TRACE_LAST_ITERS" not in seen
     assert seen["IMAGE_ONLY"] == "1"
     assert seen["LD_LIBRARY_PATH"] == "/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib:/image/lib"
-    assert it.seen("python")["argv"][5:7] == ["--rdzv-id=123456.1", "--rdzv-endpoint=n1:23456"]
+    assert it.seen("python")["argv"][7:9] == ["--rdzv-id=123456.1", "--rdzv-endpoint=n1:23456"]
 
 
 def test_library_folders_without_any_in_the_image(job: Callable[..., Job]) -> None:
@@ -197,6 +212,50 @@ def test_the_exit_code_is_that_of_the_training(job: Callable[..., Job]) -> None:
     assert (it.folder / "attempts/1/train.log").read_text() == "failed\nsrun was here\n"
 
 
+UNTIL_TOLD = """#!/bin/bash
+touch training
+for ((i = 0; i < 200; i++)); do
+    if [[ -e told ]]; then
+        mkdir -p "attempts/$MOEKIT_ATTEMPT/exit"
+        for ((rank = 0; rank < RANKS; rank++)); do
+            echo '{"code": 0, "reason": "SystemExit: 0", "time": 1.0}' >"attempts/$MOEKIT_ATTEMPT/exit/rank$rank.json"
+        done
+        sleep 0.3
+        exit 1
+    fi
+    sleep 0.05
+done
+"""
+
+
+@pytest.mark.parametrize(("ranks", "code"), [(16, 0), (15, 1)])
+def test_signals_are_handed_on_and_the_ranks_say_how_it_ended(job: Callable[..., Job], ranks: int, code: int) -> None:
+    it = job("parallel: {gpus: 16}\nresilience: {exit_signal_handler: true}")
+    (it.bin / "python").write_text(UNTIL_TOLD)
+    process = subprocess.Popen(
+        ["bash", "job.sbatch"], cwd=it.folder, env=it.environment(RANKS=str(ranks)), stdout=subprocess.PIPE, text=True
+    )
+    while not (it.folder / "training").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
+        process.send_signal(number)
+        time.sleep(0.1)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert (it.folder / "told").read_text() == "--signal=TERM 123456\n--signal=USR1 123456\n"
+    assert out.splitlines()[1:] == ["SIGTERM is handed on to all nodes", "SIGUSR1 is handed on to all nodes"]
+
+
+def test_a_port_in_use_is_left_alone(job: Callable[..., Job]) -> None:
+    it = job()
+    with socket.create_server(("127.0.0.1", 23456)), socket.create_server(("", 23457)):
+        assert it.run().returncode == 0
+    assert it.seen("srun")["argv"][-3] == "n1:23458"
+    it.run(SLURM_JOB_ID="9999")
+    assert it.seen("srun")["argv"][-3] == "n1:29999"
+
+
 def test_a_missing_secret_stops_before_srun(job: Callable[..., Job]) -> None:
     it = job("runtime: {secrets: [HF_TOKEN]}")
     done = it.run()
@@ -210,7 +269,7 @@ def test_a_missing_secret_stops_before_srun(job: Callable[..., Job]) -> None:
 def test_without_a_container(job: Callable[..., Job]) -> None:
     it = job(container="none", image=None, library_path=None, python="/usr/bin/env")
     assert it.run(LD_LIBRARY_PATH="/site/lib").returncode != 0  # env does not know torchrun's options
-    assert it.seen("srun")["argv"][3:5] == ["--cpus-per-task=96", "bash"]
+    assert it.seen("srun")["argv"][5:7] == ["--cpus-per-task=96", "bash"]
     assert it.seen("srun")["env"]["LD_LIBRARY_PATH"] == "/site/lib"
     assert "env: " in (it.folder / "attempts/1/train.log").read_text()
 

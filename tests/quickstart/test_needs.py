@@ -35,6 +35,14 @@ def found(loaded: Loaded, **environ: str) -> list[str]:
     return [format_problem(problem) for problem in needs.problems(loaded, Path(), environ)]
 
 
+def test_nsight_is_started_in_jobs_only(recipe: object) -> None:
+    assert found(recipe("profile: {enabled: true}")) == [  # type: ignore[operator]
+        "changed.yaml:2: `profile.enabled` alone is for Nsight Systems, and only a job on Slurm starts `nsys`\n"
+        "    hint: add `use_pytorch_profiler: true`, which writes `attempts/N/torch_profile/`"
+    ]
+    assert found(recipe("profile: {enabled: true, use_pytorch_profiler: true}")) == []  # type: ignore[operator]
+
+
 @pytest.mark.megatron
 @pytest.mark.parametrize("name", ["quickstart", "settings/quickstart_dense"])
 def test_the_quickstart_can_be_trained_here(name: str, tmp_path: Path) -> None:

@@ -93,7 +93,6 @@ WARNED = {
     **dict.fromkeys([f"models/{name}" for name in BIASED], "0.19.2 counts for the expert bias, their balance, in bf16"),
     "models/olmoe": "weights of a token's experts sum to less than 1, as in the released model",
     "settings/hash_layers": "their table comes from another model's checkpoint",
-    "settings/profile_nsys": "the launch does not start `nsys`",
     "settings/routing_replay": "a framework for reinforcement learning hands the choices over",
 }
 """Shipped recipes with a warning, and why they keep it."""

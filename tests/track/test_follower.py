@@ -118,6 +118,7 @@ def test_metrics_and_max_vio_arrive_once(tmp_path: Path) -> None:
 def test_trackio_shows_one_run_with_its_config_and_its_times(tmp_path: Path) -> None:
     run = run_dir(tmp_path)
     log(run, 1, config(), step(1), step(2, **{"lm loss": "NaN", "grad-norm": "Infinity"}))
+    (run / "provenance.json").write_text('{"group": "a sweep"}')
     follow_once(run)
     script = """
 import json, trackio
@@ -132,6 +133,7 @@ print(json.dumps({"name": run.name, "config": run.config, "logs": logs}))
     told = json.loads(shown.stdout.splitlines()[-1])
     assert told["name"] == "small moe"
     assert told["config"]["num_experts"] == 4
+    assert told["config"]["_Group"] == "a sweep"
     assert told["config"]["is_global_batch_size_explicitly_specified"] is True
     first, second = told["logs"]
     assert first["timestamp"].startswith("2027-01-15T08:00:01")

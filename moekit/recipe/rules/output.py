@@ -127,22 +127,6 @@ def profiled_ranks_are_in_the_world(recipe: Recipe, target: Target) -> Iterator[
         )
 
 
-def nsight_is_not_started(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """Megatron only tells Nsight Systems when to begin and to end; `nsys profile` in front of the run records.
-
-    Megatron, never: without it no file is written (megatron/training/config/common_config.py:28; handbook 3.7).
-    A warning: the job may be started below `nsys` by hand.
-    """
-    start, end = _profiled(recipe)
-    if recipe.profile.enabled and not recipe.profile.use_pytorch_profiler and start < end:
-        yield Violation(
-            ("profile.enabled", "profile.use_pytorch_profiler"),
-            "`profile.enabled` alone waits for Nsight Systems, and a launch does not start `nsys`",
-            "add `use_pytorch_profiler: true`, which writes `attempts/N/torch_profile/`",
-            "warning",
-        )
-
-
 def shapes_are_nsights(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """Only the Nsight profile takes shapes from this option.
 
@@ -180,7 +164,6 @@ RULES: tuple[Rule, ...] = (
     an_nsight_profile_has_steps,
     a_profile_ends_within_the_run,
     profiled_ranks_are_in_the_world,
-    nsight_is_not_started,
     shapes_are_nsights,
     memory_history_is_of_the_last_rank,
 )

@@ -87,29 +87,31 @@ _NEVER_CAUGHT = ("SIGKILL", "SIGSTOP")
 
 
 def an_exit_signal_is_sent(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """A launch has Slurm send SIGTERM ahead of the time limit, and torchrun hands that on.
+    """A launch has Slurm send the signal ahead of the time limit, and torchrun hand it on; some neither can.
 
-    Megatron, never: another signal does not come, and the job is killed unsaved (handbook 3.6).
+    Megatron, never: such a signal does not come, and the job is killed unsaved (handbook 3.6).
     A warning: somebody may send it by hand.
     """
     signal = recipe.resilience.exit_signal
-    handled = recipe.resilience.exit_signal_handler and signal not in (None, "SIGTERM", *_NEVER_CAUGHT)
-    if handled:
+    if recipe.resilience.exit_signal_handler and signal not in (None, *_SENT, *_NEVER_CAUGHT):
         yield Violation(
             ("resilience.exit_signal",),
-            f"nobody sends `{signal}` ahead of the time limit: a launch has Slurm send SIGTERM",
-            "unset it with `null`: SIGTERM is Megatron's default",
+            f"`{signal}` cannot be sent ahead of the time limit",
+            f"`SIGTERM`, Megatron's default, can; so can {', '.join(_SENT[1:])}",
             "warning",
         )
 
 
+_SENT = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
+
+
 def torchrun_waits_for_the_last_save(recipe: Recipe, target: Target) -> Iterator[Violation]:
-    """torchrun kills its ranks 30 seconds after a SIGTERM, unless `TORCH_ELASTIC_SHUTDOWN_TIMEOUT` says more.
+    """torchrun kills its ranks 30 seconds after a signal, unless `TORCH_ELASTIC_SHUTDOWN_TIMEOUT` says more.
 
     Megatron, later: the last save is cut off (torch/distributed/launcher/api.py; torch has the variable from 2.12 on).
     A warning: a small model is saved in time.
     """
-    if not recipe.resilience.exit_signal_handler or recipe.resilience.exit_signal not in (None, "SIGTERM"):
+    if not recipe.resilience.exit_signal_handler:
         return
     if below(target.torch, "2.12"):
         yield Violation(

@@ -1,7 +1,9 @@
 export MOEKIT_DEVICE=gpu
 export MOEKIT_MEGATRON=/fsx/moekit/Megatron-LM
 export MOEKIT_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib
+unset -v MOEKIT_SETUP_SCRIPT
 unset -v MOEKIT_ROUTING_TRACE_LAST_ITERS
+unset -v MOEKIT_PROFILED_NODES
 export NCCL_NET_PLUGIN=ofi
 export FI_PROVIDER=efa
 export FI_EFA_USE_DEVICE_RDMA=1

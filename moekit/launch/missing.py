@@ -1,0 +1,133 @@
+"""What a Slurm job needs that is not there: all of it at once, in the order in which it is made, each with how."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from moekit.launch import slurm
+from moekit.launch.checkout import look_at
+from moekit.launch.cluster import Cluster
+from moekit.launch.needs import PREPARED_DATA
+from moekit.launch.rundir import data_dir, run_dir, tokenizer_dir
+from moekit.problems import Problem
+from moekit.recipe.load import Loaded
+
+
+def missing(
+    loaded: Loaded, cluster: Cluster, environ: Mapping[str, str], siblings: frozenset[str] = frozenset()
+) -> list[Problem]:
+    """Everything that a job of this recipe on this cluster would not find; empty when nothing is missing.
+
+    `siblings` are runs that are launched with it, whose checkpoints need not be there yet.
+    """
+    return [
+        *_folders(cluster),
+        *_image(cluster),
+        *_megatron(loaded, cluster),
+        *_tokenizer(loaded, cluster.shared_root),
+        *_data(loaded, cluster.shared_root),
+        *_parent(loaded, cluster.shared_root, siblings),
+        *missing_secrets(loaded, environ),
+        *_slurm(),
+    ]
+
+
+def as_warnings(problems: list[Problem]) -> list[Problem]:
+    """The same for a run that is only written: its job can be submitted when they are gone."""
+    return [replace(problem, level="warning") for problem in problems]
+
+
+def missing_secrets(loaded: Loaded, environ: Mapping[str, str]) -> list[Problem]:
+    """The recipe's secrets that the submitting shell does not have: jobs get them from there alone."""
+    place = loaded.source.where("runtime.secrets")
+    return [
+        Problem(place, f"`{name}` is a secret of this run, and is not set here", f"`read -rs {name} && export {name}`")
+        for name in loaded.recipe.runtime.secrets or ()
+        if not environ.get(name)
+    ]
+
+
+def _folders(cluster: Cluster) -> Iterator[Problem]:
+    root = Path(cluster.shared_root)
+    profile = f"profile `{cluster.name}`"
+    if not root.is_dir():
+        hint = f"`mkdir -p {root}` where all nodes see it, or name another `shared_root` in the profile"
+        yield Problem("", f"there is no folder {root}, the `shared_root` of {profile}", hint)
+    elif not os.access(root, os.W_OK):
+        yield Problem("", f"the `shared_root` of {profile} cannot be written to: {root}", "name another in the profile")
+    for mount in cluster.mounts or () if cluster.container == "pyxis" else ():
+        source = mount.partition(":")[0]
+        if not Path(source).exists():
+            yield Problem("", f"there is no {source}, which {profile} mounts", "make it, or take it out of `mounts`")
+    if cluster.setup_script and not Path(cluster.setup_script).is_file():
+        yield Problem("", f"there is no {cluster.setup_script}, the `setup_script` of {profile}", "write it")
+
+
+def _image(cluster: Cluster) -> Iterator[Problem]:
+    if cluster.container == "none" or cluster.image is None or not cluster.image.startswith("/"):
+        return
+    if not Path(cluster.image).is_file():
+        command = f"srun enroot import -o {cluster.image} docker://nvcr.io#nvidia/pytorch:26.06-py3"
+        hint = f"`{command}` makes one without EFA; or name another in the profile's `image`"
+        yield Problem("", f"there is no image: {cluster.image}", hint)
+
+
+def _megatron(loaded: Loaded, cluster: Cluster) -> Iterator[Problem]:
+    if cluster.megatron_path:
+        _, problems = look_at(cluster.megatron_path, loaded.recipe.megatron.version)
+        for problem in problems:
+            yield replace(problem, where=loaded.source.where("megatron.version"))
+
+
+def _tokenizer(loaded: Loaded, shared_root: str) -> Iterator[Problem]:
+    name = loaded.recipe.data.tokenizer
+    if name and name != PREPARED_DATA and not (folder := tokenizer_dir(shared_root, name)).exists():
+        place = loaded.source.where("data.tokenizer")
+        yield Problem(
+            place, f"there is no tokenizer `{name}`: {folder}", "put its files there, `tokenizer.json` and all"
+        )
+
+
+def _data(loaded: Loaded, shared_root: str) -> Iterator[Problem]:
+    data = loaded.recipe.data
+    if data.name == PREPARED_DATA:
+        yield from _tokenizing(shared_root)
+    if not data.name or data.name == PREPARED_DATA:
+        return
+    folder, place = data_dir(shared_root, data.name), loaded.source.where("data.name")
+    wanted = [f"{shard}{end}" for shard in data.shards or () for end in (".bin", ".idx")] or ["data-args.txt"]
+    if not folder.is_dir():
+        hint = "put its shards there, `.bin` and `.idx`, and `data-args.txt`, their list"
+        yield Problem(place, f"there is no data set `{data.name}`: {folder}", hint)
+    elif lacking := [name for name in wanted if not (folder / name).is_file()]:
+        more = f" and {len(lacking) - 1} more" * (len(lacking) > 1)
+        what = f"data set `{data.name}` is not whole, it lacks {lacking[0]}{more}: {folder}"
+        yield Problem(place, what, "its shards are token files as Megatron reads them, `data-args.txt` their list")
+
+
+def _tokenizing(shared_root: str) -> Iterator[Problem]:
+    """The packages that prepare the data set that comes with moekit, at its first use."""
+    packages = ("datatrove", "tokenizers", "orjson")
+    lacking = [name for name in packages if importlib.util.find_spec(name) is None]
+    if lacking and not data_dir(shared_root, PREPARED_DATA).is_dir():
+        listed = ", ".join(f"`{name}`" for name in lacking)
+        what = f"not installed, and `{PREPARED_DATA}` is prepared at its first launch: {listed}"
+        yield Problem("", what, "run `pip install 'moekit[data]'`")
+
+
+def _parent(loaded: Loaded, shared_root: str, siblings: frozenset[str]) -> Iterator[Problem]:
+    parent = loaded.recipe.checkpoint.from_run
+    if parent and parent not in siblings and not (run := run_dir(shared_root, parent)).latest_checkpoint.is_file():
+        what = f"run `{parent}` has no complete checkpoint: {run.checkpoints}"
+        place = loaded.source.where("checkpoint.from_run")
+        yield Problem(place, what, f"`moekit launch {parent}` trains it, where that is its recipe")
+
+
+def _slurm() -> Iterator[Problem]:
+    if not slurm.available():
+        hint = "launch on a login node of the cluster; `--no-submit` writes the run, for `sbatch` by hand"
+        yield Problem("", "`sbatch` is not on PATH", hint)

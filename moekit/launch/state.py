@@ -1,0 +1,284 @@
+"""What a run is: from its files, and from what Slurm says of its jobs. Nothing here asks Slurm or writes."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from moekit.launch import submissions
+from moekit.launch.failure import STOPPED
+from moekit.launch.processes import LOCK
+from moekit.launch.rundir import RunDir
+from moekit.launch.slurm_text import Job, number
+from moekit.launch.submissions import Submission
+from moekit.problems import Problem
+
+_TAIL_BYTES = 8192
+
+
+@dataclass(frozen=True)
+class Files:
+    """What a run's files say."""
+
+    run: RunDir
+    local: bool = False
+    """Whether it is trained on this machine and not by Slurm."""
+    locked: bool = False
+    """Whether a launch on this machine is training it now."""
+    submissions: list[Submission] = field(default_factory=list)
+    """The newest first, down to the first that has ended."""
+    started: list[str] = field(default_factory=list)
+    """The numbers of all its jobs that ever started."""
+    attempt: int = 0
+    """The newest start; 0 before the first."""
+    step: int = 0
+    """The last step that the newest attempt logged."""
+    checkpoint: int = 0
+    """The step of the last complete checkpoint."""
+    total: int | None = None
+    """The last step of the whole training; None where no file says it."""
+    exit_interval: int = 0
+    """Training ends at a multiple of it; 0 for none."""
+    time: float = 0.0
+    """When it was last submitted or begun, in seconds since 1970."""
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.run.path.name
+
+    @property
+    def exits(self) -> list[int]:
+        """The exit codes of the newest attempt's ranks that could still say one; a file each is read."""
+        return _exit_codes(f"{self.run.path}/attempts/{self.attempt}/exit") if self.attempt else []
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest submission, 0 where there is none."""
+        return self.submissions[0].number if self.submissions else 0
+
+    @property
+    def open_jobs(self) -> list[str]:
+        """The jobs whose end nobody has put down yet, the oldest first."""
+        return [one.job for one in reversed(self.submissions) if one.job and not one.ended]
+
+    @property
+    def unsubmitted_jobs(self) -> list[str]:
+        """Jobs that started and are in no submission: lost, or submitted by hand. Slurm's numbers only grow."""
+        return [job for job in self.started if int(job) > self.last_number]
+
+    @property
+    def last_number(self) -> int:
+        """The highest number of a job that a submission names."""
+        return max((int(number(one.job)) for one in self.submissions if one.job), default=0)
+
+    @property
+    def searched_for(self) -> bool:
+        """Whether Slurm may have a job of it that no file names."""
+        never = not self.submissions and not self.started
+        return not self.local and (never or any(one.lost for one in self.submissions))
+
+    @property
+    def done(self) -> bool:
+        """Whether the last complete checkpoint is the end of training."""
+        return self._at_end(self.checkpoint)
+
+    def _at_end(self, step: int) -> bool:
+        if not step or self.total is None:
+            return False
+        return step >= self.total or bool(self.exit_interval and step % self.exit_interval == 0)
+
+
+@dataclass(frozen=True)
+class State:
+    """A run in a word, and what that rests on."""
+
+    word: str
+    """written, submitting, refused, lost, unknown, finished, forgotten, or Slurm's word for its job in small letters;
+    of a run whose job Slurm has forgotten, or of one on this machine, completed, failed, stopped or killed."""
+    detail: str = ""
+    """Why it waits, failed or was refused; empty where there is nothing to say."""
+    job: Job | None = None
+    """The job that the word is about."""
+    live: tuple[Job, ...] = ()
+    """All its jobs that wait or run."""
+
+    @property
+    def active(self) -> bool:
+        """Whether it waits, runs, is being submitted, or nobody knows."""
+        return bool(self.live) or self.word in ("submitting", "unknown", "running")
+
+
+def read_files(run: RunDir) -> Files:
+    """What a run's files say; what cannot be read is left at its default."""
+    folder = str(run.path)
+    local = not os.path.exists(f"{folder}/job.sbatch")  # noqa: PTH110  # a thousand runs are read in one go
+    attempt = max(run.numbers(), default=0)
+    known = [] if local else submissions.read(run)
+    total, exit_interval = _end(f"{folder}/end")
+    return Files(
+        run=run,
+        local=local,
+        locked=local and _locked(f"{folder}/{LOCK}"),
+        submissions=known,
+        started=[] if local else submissions.started_jobs(run),
+        attempt=attempt,
+        step=_last_step(f"{folder}/attempts/{attempt}/metrics.jsonl") if attempt else 0,
+        checkpoint=_checkpoint(f"{folder}/checkpoints"),
+        total=total,
+        exit_interval=exit_interval,
+        time=known[0].time if known else _modified(f"{folder}/attempts/{attempt}" if attempt else folder),
+    )
+
+
+def judge(files: Files, jobs: Mapping[str, Job], answered: bool = True) -> State:
+    """What a run is.
+
+    `jobs` are its jobs as Slurm tells them, by id; one that is missing Slurm has forgotten, unless not `answered`.
+    """
+    if files.local:
+        return _finished(files, _local(files))
+    told = [jobs[job] for job in files.open_jobs if job in jobs]
+    live = tuple(job for job in told if not job.ended)
+    if live:
+        job = next((job for job in live if not job.waiting), live[0])
+        return State(job.state.lower(), job.reason, job, live)
+    if any(one.in_hand for one in files.submissions):
+        return State("submitting")
+    if not answered and (files.open_jobs or files.searched_for):
+        return State("unknown", f"job {', '.join(files.open_jobs)}" if files.open_jobs else "")
+    return _finished(files, _ended(files, jobs))
+
+
+def _ended(files: Files, jobs: Mapping[str, Job]) -> State:
+    """What a run is that has no job now."""
+    newest = files.submissions[0] if files.submissions else None
+    last = next((one for one in files.submissions if one.job), None)
+    refused = newest.said if newest and newest.phase == "refused" else ""
+    if last and (job := last.ended or jobs.get(last.job or "")):
+        return State(job.state.lower(), refused or job.reason, job)
+    if last:  # Slurm has forgotten it
+        return State(_by_exits(files), refused, Job(last.job or "", "UNKNOWN"))
+    if newest is None:
+        return State("written")
+    if newest.phase == "refused":
+        return State("refused", refused)
+    return State("lost", newest.said or "moekit ended before Slurm answered, and no job of it can be found")
+
+
+def _local(files: Files) -> State:
+    if files.locked:
+        return State("running")
+    return State(_by_exits(files) if files.attempt else "written")
+
+
+def _by_exits(files: Files) -> str:
+    """How an attempt ended whose job nobody knows any more, by what its ranks wrote."""
+    codes = files.exits
+    if not codes:
+        return "forgotten" if not files.attempt else "killed"
+    if all(code == 0 for code in codes):
+        return "completed"
+    return "stopped" if all(code in (0, *STOPPED) for code in codes) else "failed"
+
+
+def _finished(files: Files, state: State) -> State:
+    """`finished` where the end of training was reached: by a checkpoint, or else by a job that ended well."""
+    if state.active or not files.attempt:
+        return state
+    ended_well = state.word == "completed" and files._at_end(files.step)
+    return State("finished", "", state.job) if files.done or ended_well else state
+
+
+def cannot_resume(files: Files, state: State, anew: bool) -> Problem | None:
+    """Why no further job of a run can be submitted; None where it can."""
+    name, place = files.name, str(files.run.path)
+    if files.local:
+        what = f"run `{name}` is trained on this machine"
+        return Problem(place, what, "the `moekit launch` that began it goes on from its last checkpoint")
+    if state.live:
+        jobs = ", ".join(f"{job.id} is {job.state.lower()}" for job in state.live)
+        what = f"run `{name}` has a job already: {jobs}"
+        return Problem(place, what, f"`moekit logs -f {name}` follows it, `moekit cancel {name}` ends it")
+    if state.word == "submitting":
+        return Problem(place, f"run `{name}` is being submitted just now", f"`moekit status {name}` says its job")
+    if state.word == "unknown":
+        what = f"Slurm does not answer, so whether run `{name}` has a job is not known"
+        return Problem(place, what, "two jobs would write over each other's checkpoints: try again when Slurm answers")
+    if state.word == "finished":
+        what = f"run `{name}` is finished, at step {max(files.checkpoint, files.step):,}"
+        return Problem(place, what, "`moekit launch` with `--name` trains another")
+    if files.attempt and not files.checkpoint and not anew:
+        what = f"run `{name}` has no complete checkpoint, so a further job would begin anew"
+        return Problem(place, what, f"`moekit resume {name} --anew` does that")
+    return None
+
+
+def _end(path: str) -> tuple[int | None, int]:
+    """The file `end`: the last step of the training, and its `train.exit_interval` or 0."""
+    try:
+        lines = _text(path).split()
+        return int(lines[0]), int(lines[1])
+    except (OSError, ValueError, IndexError):
+        return None, 0
+
+
+def _checkpoint(folder: str) -> int:
+    """The step of the last complete checkpoint, which Megatron names once it is whole; 0 without one."""
+    with contextlib.suppress(OSError, ValueError):
+        step = int(_text(f"{folder}/latest_checkpointed_iteration.txt"))
+        return step if os.path.isdir(f"{folder}/iter_{step:07}") else 0  # noqa: PTH112
+    return 0
+
+
+def _last_step(path: str) -> int:
+    """The step of the last whole line of a metrics file that has one; 0 without."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            tail = file.read()
+    except OSError:
+        return 0
+    for line in reversed(tail[: tail.rfind(b"\n") + 1].splitlines()):
+        with contextlib.suppress(ValueError, TypeError):
+            if isinstance(said := json.loads(line), dict) and "step" in said:
+                return int(said["step"])
+    return 0
+
+
+def _exit_codes(folder: str) -> list[int]:
+    codes = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                codes.append(int(json.loads(_text(entry.path))["code"]))
+    return codes
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8") as file:  # noqa: PTH123
+        return file.read()
+
+
+def _locked(path: str) -> bool:
+    """Whether a launch on this machine holds the run (`processes.only_launch`)."""
+    try:
+        with open(path) as file:  # noqa: PTH123
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _modified(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime  # noqa: PTH116
+    except OSError:
+        return 0.0
