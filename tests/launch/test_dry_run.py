@@ -24,7 +24,7 @@ def test_the_same_bytes_every_time(tmp_path: Path) -> None:
     assert one.stdout == other.stdout
     assert [path for path in tmp_path.iterdir() if path.name != "elsewhere"] == []
     assert one.stderr == (
-        "nothing written; the run would lie in /fsx/moekit/runs/first_moe, with 12 more files in job/\n"
+        "nothing written; the run would lie in /fsx/moekit/runs/first_moe, with 11 more files in job/\n"
     )
 
 
