@@ -27,7 +27,7 @@ ROOMS = {
     "rules": "moekit.recipe.commands",
     "import": "moekit.recipe.commands",
     "rehearse": "moekit.rehearse.commands",
-    "init": "moekit.launch.init_commands",
+    "init": "moekit.cluster.commands",
     "launch": "moekit.launch.commands",
     "status": "moekit.launch.run_commands",
     "list": "moekit.launch.run_commands",

@@ -16,7 +16,7 @@ from moekit.recipe.commands import JsonOption, ProfileOption
 from moekit.recipe.load import Loaded
 
 if TYPE_CHECKING:
-    from moekit.launch.cluster import Cluster
+    from moekit.cluster.profile import Cluster
 
 app = typer.Typer()
 
@@ -87,7 +87,7 @@ def launch(
     On this machine the run lies below `moekit-local/` (with `--profile`, below the profile's `shared_root`); the same
     command again goes on from the last checkpoint.
     """
-    from moekit.launch.cluster import find_cluster
+    from moekit.cluster.profile import find_cluster
     from moekit.launch.runs import LOCAL_ROOT
     from moekit.launch.several import load_all
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import moekit
 from moekit import share
+from moekit.cluster.profile import Cluster
 from moekit.job.gpt import OF_A_CHECKOUT
 from moekit.job.index import CHANGES_ON_THE_WAY
 from moekit.launch import slurm
-from moekit.launch.cluster import Cluster
 from moekit.launch.folders import write
 from moekit.launch.rundir import RunDir, lines, run_dir
 from moekit.launch.script import srun_words

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from moekit.launch.cluster import Cluster
+from moekit.cluster.profile import Cluster
 from moekit.launch.rundir import run_arguments
 from moekit.launch.script import environment
 from moekit.megatron.dump import checkout

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from moekit.cluster.profile import Cluster
 from moekit.launch import slurm
 from moekit.launch.checkout import look_at
-from moekit.launch.cluster import Cluster
 from moekit.launch.needs import PREPARED_DATA
 from moekit.launch.rundir import data_dir, run_dir, tokenizer_dir
 from moekit.problems import Problem

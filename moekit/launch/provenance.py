@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from moekit.cluster.profile import Cluster
 from moekit.launch import slurm
 from moekit.launch.checkout import look_at
-from moekit.launch.cluster import Cluster
 from moekit.launch.rundir import RunDir, data_dir, tokenizer_dir
 from moekit.megatron.installed import find_judge
 from moekit.problems import MoekitError, Problem

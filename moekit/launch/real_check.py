@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from moekit.cluster.profile import Cluster
 from moekit.launch import judges
-from moekit.launch.cluster import Cluster
 from moekit.megatron.installed import Judge
 from moekit.megatron.judgement import fair, problem_of, summary
 from moekit.megatron.stages import Question

@@ -33,7 +33,7 @@ def roots(profile: str | None) -> list[Path]:
     Raises:
         MoekitError: the profile cannot be read.
     """
-    from moekit.launch.cluster import find_cluster
+    from moekit.cluster.profile import find_cluster
 
     found = [Path(find_cluster(profile).shared_root)] if profile else []
     here = Path.cwd() / LOCAL_ROOT

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import moekit
 from moekit import share
-from moekit.launch.cluster import Cluster, over_limits
+from moekit.cluster.profile import Cluster, over_limits
 from moekit.launch.rundir import lines, run_dir, run_files
 from moekit.problems import MoekitError, Problem, error
 from moekit.recipe.load import Loaded

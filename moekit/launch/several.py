@@ -9,8 +9,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from moekit.cluster.profile import Cluster
 from moekit.launch import chain, index
-from moekit.launch.cluster import Cluster
 from moekit.launch.flat import flat_yaml
 from moekit.launch.missing import missing
 from moekit.launch.rundir import RunDir, run_dir

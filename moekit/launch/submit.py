@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from moekit.cluster.profile import Cluster
 from moekit.launch import provenance, slurm, submissions
 from moekit.launch.checkout import look_at as look_at_checkout
-from moekit.launch.cluster import Cluster
 from moekit.launch.folders import place, write
 from moekit.launch.missing import as_warnings, missing, missing_secrets
 from moekit.launch.needs import PREPARED_DATA

@@ -63,7 +63,7 @@ def check(
     With --real, Megatron's own stages run on this machine's CPU for the profile's GPUs, up to the model without its
     memory. A line for each recipe says what passed, what is refused, and what a CPU cannot judge.
     """
-    from moekit.launch.cluster import find_cluster
+    from moekit.cluster.profile import find_cluster
 
     if not real and (megatron or in_image):
         raise error(f"`{'--megatron' if megatron else '--in-image'}` says whom `--real` asks", "add `--real`")
@@ -167,7 +167,7 @@ def flags(
     as_json: JsonOption = False,
 ) -> None:
     """Print Megatron's arguments for a recipe, an option a line, quoted for a shell."""
-    from moekit.launch.cluster import find_cluster
+    from moekit.cluster.profile import find_cluster
     from moekit.launch.rundir import run_arguments, run_dir
     from moekit.megatron.flags import argv
 
@@ -290,9 +290,9 @@ def schema(
 ) -> None:
     """Print the JSON Schema of a recipe or of a cluster profile, for editors."""
     if of == "profile":
-        from moekit.launch import cluster_schema
+        from moekit.cluster import profile_schema
 
-        print(cluster_schema.reference() if markdown else cluster_schema.schema_text(), end="")
+        print(profile_schema.reference() if markdown else profile_schema.schema_text(), end="")
         return
     from moekit.recipe.docs import reference
     from moekit.recipe.jsonschema import schema_text

@@ -43,7 +43,7 @@ def rehearse(
 
     Exit code 1 where Megatron refuses it, at file and line; else 0.
     """
-    from moekit.launch.cluster import find_cluster
+    from moekit.cluster.profile import find_cluster
     from moekit.rehearse.plan import plan
     from moekit.rehearse.rehearsal import rehearse as rehearsed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from moekit.launch.cluster import Cluster
+from moekit.cluster.profile import Cluster
 from moekit.megatron.cpu_limits import Limit
 from moekit.megatron.verdict import Verdict
 from moekit.problems import Problem, error

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from moekit import share
-from moekit.launch.cluster import find_cluster
+from moekit.cluster.profile import find_cluster
 from moekit.launch.processes import environment, torchrun
 from moekit.launch.rundir import run_dir
 from moekit.recipe.load import load

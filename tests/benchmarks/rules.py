@@ -18,7 +18,7 @@ import time
 from statistics import median
 
 from moekit import share
-from moekit.launch.cluster import find_cluster
+from moekit.cluster.profile import find_cluster
 from moekit.launch.judges import questions
 from moekit.megatron.real import judge_each
 from moekit.recipe.load import load

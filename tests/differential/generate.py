@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from words import BOGUS, LARGEST, VARIABLES, WORDS
 
-from moekit.launch.cluster import Cluster, find_cluster
+from moekit.cluster.profile import Cluster, find_cluster
 from moekit.megatron.table import FlagTable, Option
 from moekit.megatron.table import load as load_table
 from moekit.recipe import nodes

@@ -15,7 +15,7 @@ import pytest
 
 import moekit
 from moekit import share
-from moekit.launch.cluster import find_cluster
+from moekit.cluster.profile import find_cluster
 from moekit.launch.judges import questions
 from moekit.recipe.load import load
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moekit.launch.cluster import find_cluster
+from moekit.cluster.profile import find_cluster
 from moekit.launch.judges import questions
 from moekit.megatron.real import judge_all
 from moekit.recipe.load import load

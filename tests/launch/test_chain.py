@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from moekit.cluster.profile import find_cluster
 from moekit.launch import chain, index
-from moekit.launch.cluster import find_cluster
 from moekit.problems import MoekitError
 from moekit.recipe.load import Loaded, load
 

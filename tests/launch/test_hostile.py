@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from moekit.launch.cluster import Cluster, find_cluster
+from moekit.cluster.profile import Cluster, find_cluster
 from moekit.launch.script import slurm_files
 from moekit.problems import MoekitError
 from moekit.recipe.commands import checked

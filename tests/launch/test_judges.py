@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from moekit.cluster.profile import Cluster, find_cluster
 from moekit.launch import judges
-from moekit.launch.cluster import Cluster, find_cluster
 from moekit.launch.real_check import real_check
 from moekit.problems import MoekitError
 from moekit.recipe.load import load

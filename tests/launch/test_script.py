@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moekit import share
-from moekit.launch.cluster import find_cluster, shipped_clusters
+from moekit.cluster.profile import find_cluster, shipped_clusters
 from moekit.launch.rundir import run_files
 from moekit.launch.script import (
     environment,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from moekit.launch.cluster import Cluster, find_cluster
+from moekit.cluster.profile import Cluster, find_cluster
 from moekit.launch.folders import claim, write
 from moekit.launch.script import slurm_files
 from moekit.recipe.load import Loaded

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from moekit import share
-from moekit.launch.cluster import find_cluster
+from moekit.cluster.profile import find_cluster
 from moekit.launch.judges import questions
 from moekit.launch.real_check import Judged, real_check
 from moekit.recipe.load import load

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from moekit import share
-from moekit.launch.cluster import find_cluster
+from moekit.cluster.profile import find_cluster
 from moekit.launch.judges import questions
 from moekit.launch.rundir import run_arguments
 from moekit.megatron.flags import argv

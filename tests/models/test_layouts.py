@@ -7,7 +7,7 @@ import re
 import pytest
 
 from moekit import share
-from moekit.launch.cluster import find_cluster, shipped_clusters
+from moekit.cluster.profile import find_cluster, shipped_clusters
 from moekit.launch.script import environment
 from moekit.recipe.check import problems_of
 from moekit.recipe.load import load

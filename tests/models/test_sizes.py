@@ -9,7 +9,7 @@ import pytest
 from counting import Count, count
 
 from moekit import share
-from moekit.launch.cluster import find_cluster
+from moekit.cluster.profile import find_cluster
 from moekit.launch.judges import questions
 from moekit.megatron.real import judge_all
 from moekit.megatron.stages import Parameters, Question

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from launched import Launch
 
-from moekit.launch.cluster import find_cluster
+from moekit.cluster.profile import find_cluster
 from moekit.recipe.check import problems_of
 from moekit.recipe.load import load
 from moekit.watch.metrics import history

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from moekit import cli, share
-from moekit.launch.cluster import find_cluster
+from moekit.cluster.profile import find_cluster
 from moekit.launch.rundir import run_arguments
 from moekit.megatron.flags import argv
 from moekit.recipe.load import load

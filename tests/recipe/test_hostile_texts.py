@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin
 
 import pytest
 
-from moekit.launch.cluster import find_cluster
+from moekit.cluster.profile import find_cluster
 from moekit.launch.flat import flat_yaml
 from moekit.launch.rundir import lines, run_arguments
 from moekit.megatron.flags import argv

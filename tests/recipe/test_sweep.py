@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from moekit import share
-from moekit.launch.cluster import find_cluster
+from moekit.cluster.profile import find_cluster
 from moekit.launch.flat import flat_yaml
 from moekit.launch.rundir import run_files
 from moekit.launch.several import load_all

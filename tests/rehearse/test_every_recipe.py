@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moekit import share
-from moekit.launch.cluster import find_cluster
+from moekit.cluster.profile import find_cluster
 from moekit.megatron.installed import find_judge
 from moekit.megatron.ranks import Training
 from moekit.megatron.real import judge_each

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from moekit import share
-from moekit.launch.cluster import Cluster, find_cluster
+from moekit.cluster.profile import Cluster, find_cluster
 from moekit.launch.flat import flat_yaml
 from moekit.megatron import cpu_limits, step
 from moekit.recipe.check import problems_of

@@ -9,7 +9,7 @@ from pathlib import Path
 from cases import Case
 from test_rules_real import question
 
-from moekit.launch.cluster import find_cluster
+from moekit.cluster.profile import find_cluster
 from moekit.megatron.real import judge_all
 from moekit.megatron.verdict import Verdict
 from moekit.recipe.load import load

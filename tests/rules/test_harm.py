@@ -14,7 +14,7 @@ import pytest
 from cases import BROKEN, HERE, Case, label
 from test_rules_real import question
 
-from moekit.launch.cluster import find_cluster
+from moekit.cluster.profile import find_cluster
 from moekit.megatron.real import judge_all
 from moekit.megatron.stages import Question
 from moekit.megatron.verdict import Verdict

@@ -8,7 +8,7 @@ import pytest
 from harm import few_steps, in_megatron
 from test_rules_real import question
 
-from moekit.launch.cluster import find_cluster
+from moekit.cluster.profile import find_cluster
 from moekit.launch.script import nodes_and_gpus
 from moekit.problems import MoekitError
 from moekit.recipe.load import load

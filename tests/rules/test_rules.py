@@ -12,7 +12,7 @@ from cases import ALL, BROKEN, FINE, HERE, HOME, MODULES, RULES, Case, label, of
 
 import moekit
 from moekit import share
-from moekit.launch.cluster import find_cluster
+from moekit.cluster.profile import find_cluster
 from moekit.problems import Problem, print_problems
 from moekit.recipe.check import problems_of
 from moekit.recipe.load import load, load_partly

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from cases import BROKEN, FINE, Case, label
 
-from moekit.launch.cluster import Cluster, find_cluster
+from moekit.cluster.profile import Cluster, find_cluster
 from moekit.launch.judges import CAPABILITIES
 from moekit.launch.rundir import run_arguments
 from moekit.launch.script import environment

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from differences import ROOT, base_name, base_of, changes, shown
 
 from moekit import share
-from moekit.launch.cluster import find_cluster
+from moekit.cluster.profile import find_cluster
 from moekit.recipe.load import load
 
 HEAD = """# Shipped recipes

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from moekit import share
-from moekit.launch.cluster import find_cluster
+from moekit.cluster.profile import find_cluster
 from moekit.launch.judges import ask_here, questions
 from moekit.megatron.judgement import fair
 from moekit.megatron.verdict import Verdict

@@ -14,7 +14,7 @@ import yaml
 from differences import ROOT, base_of, sections
 
 from moekit import share
-from moekit.launch.cluster import find_cluster
+from moekit.cluster.profile import find_cluster
 from moekit.launch.rundir import run_arguments
 from moekit.megatron.flags import argv
 from moekit.recipe.build import markers

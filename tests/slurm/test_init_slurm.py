@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from cluster import Cluster
 
-from moekit.launch import init_site
-from moekit.launch.cluster import find_cluster
+from moekit.cluster import init_site
+from moekit.cluster.profile import find_cluster
 from moekit.problems import MoekitError
 
 pytestmark = pytest.mark.slurm

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from cluster import Cluster
 
-from moekit.launch.cluster import find_cluster
+from moekit.cluster.profile import find_cluster
 from moekit.launch.folders import claim, write
 from moekit.launch.script import slurm_files
 from moekit.recipe.load import load

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from cluster import Cluster
 
+from moekit.cluster.profile import find_cluster
 from moekit.launch import slurm as clients
-from moekit.launch.cluster import find_cluster
 from moekit.launch.rundir import RunDir
 from moekit.launch.runs import look_at
 from moekit.launch.submit import prepare, resume, submit_links

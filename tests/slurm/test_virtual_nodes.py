@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cluster import Cluster
 
-from moekit.launch.cluster import find_cluster
+from moekit.cluster.profile import find_cluster
 
 pytestmark = pytest.mark.slurm
 

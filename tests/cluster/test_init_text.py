@@ -3,8 +3,8 @@ import re
 import pytest
 from sites import SITES, text
 
-from moekit.launch import init_text
-from moekit.launch.init_text import Gpus, QosLimit
+from moekit.cluster import init_text
+from moekit.cluster.init_text import Gpus, QosLimit
 
 
 @pytest.mark.parametrize(

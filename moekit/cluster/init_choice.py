@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from moekit.launch.init_node import NodeReport
-from moekit.launch.init_site import Site
-from moekit.launch.init_text import Gpus, Node, Partition, QosLimit, minutes
+from moekit.cluster.init_node import NodeReport
+from moekit.cluster.init_site import Site
+from moekit.cluster.init_text import Gpus, Node, Partition, QosLimit, minutes
 from moekit.problems import did_you_mean, error, shortened
 
 MODELS = ("gb300", "gb200", "b300", "b200", "h200", "h100", "a100")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from moekit.launch.cluster import Cluster
-from moekit.launch.cluster_rules import REQUIRED
+from moekit.cluster.profile import Cluster
+from moekit.cluster.profile_rules import REQUIRED
 from moekit.recipe.build import markers
 from moekit.recipe.docs import field_texts
 from moekit.recipe.jsonschema import field_schema, object_schema

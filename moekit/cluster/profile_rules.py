@@ -16,7 +16,7 @@ from moekit.recipe.load import Source
 from moekit.recipe.names import variable_problem
 
 if TYPE_CHECKING:
-    from moekit.launch.cluster import Cluster
+    from moekit.cluster.profile import Cluster
 
 REQUIRED = ("name", "gpus_per_node", "gpu", "fabric", "container", "shared_root")
 

@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from moekit import share
-from moekit.launch import cluster, cluster_rules, cluster_schema
-from moekit.launch.cluster import Cluster, find_cluster, over_limits, shipped_clusters
+from moekit.cluster import profile as cluster
+from moekit.cluster import profile_rules, profile_schema
+from moekit.cluster.profile import Cluster, find_cluster, over_limits, shipped_clusters
 from moekit.problems import MoekitError
 from moekit.recipe import nodes
 from moekit.recipe.names import variable_problem
@@ -136,7 +137,7 @@ def test_every_rule_is_seen_to_refuse(tmp_path: Path, unreached: Callable[..., l
             with pytest.raises(MoekitError):
                 find_cluster(profile(tmp_path, **changes))
 
-    assert unreached([Path(cluster_rules.__file__)], {"Problem"}, refuse_all) == []
+    assert unreached([Path(profile_rules.__file__)], {"Problem"}, refuse_all) == []
 
 
 def test_mounts_that_pyxis_takes(tmp_path: Path) -> None:
@@ -232,15 +233,15 @@ SHIPPED = share.folder("slurm") / "clusters"
 
 def test_the_schema_beside_the_profiles_is_the_codes() -> None:
     wanted = "moekit schema profile > slurm/clusters/schema.json"
-    assert (SHIPPED / "schema.json").read_text() == cluster_schema.schema_text(), wanted
-    jsonschema.Draft7Validator.check_schema(cluster_schema.schema())
+    assert (SHIPPED / "schema.json").read_text() == profile_schema.schema_text(), wanted
+    jsonschema.Draft7Validator.check_schema(profile_schema.schema())
 
 
 @pytest.mark.parametrize("name", shipped_clusters())
 def test_editors_take_the_shipped_profiles(name: str) -> None:
     text = (SHIPPED / f"{name}.yaml").read_text()
     assert text.startswith("# yaml-language-server: $schema=schema.json\n")
-    jsonschema.Draft7Validator(cluster_schema.schema()).validate(yaml.safe_load(text))
+    jsonschema.Draft7Validator(profile_schema.schema()).validate(yaml.safe_load(text))
 
 
 @pytest.mark.parametrize(
@@ -256,7 +257,7 @@ def test_editors_take_the_shipped_profiles(name: str) -> None:
 )
 def test_editors_underline_slips(changes: dict[str, Any], said: str) -> None:
     good = yaml.safe_load("\n".join(f"{key}: {value}" for key, value in LEAST.items()))
-    errors = list(jsonschema.Draft7Validator(cluster_schema.schema()).iter_errors({**good, **changes}))
+    errors = list(jsonschema.Draft7Validator(profile_schema.schema()).iter_errors({**good, **changes}))
     assert said in " ".join(error.message for error in errors)
 
 
@@ -287,4 +288,4 @@ def test_a_shipped_profile_shows_what_a_site_has_to_say(name: str) -> None:
 
 def test_the_page_has_every_field() -> None:
     page = (share.PACKAGE.parent / "docs/clusters.md").read_text()
-    assert page.endswith(f"## Fields\n\n{cluster_schema.reference()}"), "moekit schema profile --markdown"
+    assert page.endswith(f"## Fields\n\n{profile_schema.reference()}"), "moekit schema profile --markdown"

@@ -10,12 +10,12 @@ import pytest
 from sites import CLOUD, DGX, site
 
 from moekit import share
-from moekit.launch import init_node
-from moekit.launch.init import Wishes, questions
-from moekit.launch.init_choice import Kind, choose
-from moekit.launch.init_node import NodeReport
-from moekit.launch.init_site import task_options, words
-from moekit.launch.init_text import Gpus
+from moekit.cluster import init_node
+from moekit.cluster.init import Wishes, questions
+from moekit.cluster.init_choice import Kind, choose
+from moekit.cluster.init_node import NodeReport
+from moekit.cluster.init_site import task_options, words
+from moekit.cluster.init_text import Gpus
 
 ASK_NODE = share.folder("slurm") / "ask_node.sh"
 

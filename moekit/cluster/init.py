@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from moekit import share
-from moekit.launch import init_choice, init_site
-from moekit.launch.cluster import Cluster, parse_cluster
-from moekit.launch.init_choice import Kind
-from moekit.launch.init_node import NodeReport
-from moekit.launch.init_profile import Answers, Line, profile_lines, profile_text
-from moekit.launch.init_site import Site
+from moekit.cluster import init_choice, init_site
+from moekit.cluster.init_choice import Kind
+from moekit.cluster.init_node import NodeReport
+from moekit.cluster.init_profile import Answers, Line, profile_lines, profile_text
+from moekit.cluster.init_site import Site
+from moekit.cluster.profile import Cluster, parse_cluster
 from moekit.problems import MoekitError, Problem, error
 from moekit.recipe.load import load
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from moekit.launch import init_node, init_text
-from moekit.launch.init_node import NodeReport
-from moekit.launch.init_site import Site
+from moekit.cluster import init_node, init_text
+from moekit.cluster.init_node import NodeReport
+from moekit.cluster.init_site import Site
 
 FOLDER = Path(__file__).parent / "init"
 SITES = ("22.05", "22.05-accounting", "24.11", "24.11-manual")

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moekit import share
-from moekit.launch import init_node, init_text, slurm
-from moekit.launch.init_node import NodeReport
-from moekit.launch.init_text import Association, Config, Node, Partition, QosLimit
+from moekit.cluster import init_node, init_text
+from moekit.cluster.init_node import NodeReport
+from moekit.cluster.init_text import Association, Config, Node, Partition, QosLimit
+from moekit.launch import slurm
 from moekit.problems import MoekitError, error
 
 CLIENT_SLACK_S = 90.0

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from sites import CLOUD, DGX, FOLDER, GRACE, P5, ROCE, report, site, sizes
 
-from moekit.launch import init_choice, init_node
-from moekit.launch.cluster import parse_cluster
-from moekit.launch.init_choice import choose
-from moekit.launch.init_profile import Answers, profile_lines, profile_text, shipped_library_path, shipped_variables
-from moekit.launch.init_text import Gpus
+from moekit.cluster import init_choice, init_node
+from moekit.cluster.init_choice import choose
+from moekit.cluster.init_profile import Answers, profile_lines, profile_text, shipped_library_path, shipped_variables
+from moekit.cluster.init_text import Gpus
+from moekit.cluster.profile import parse_cluster
 from moekit.problems import MoekitError
 
 ANSWERS = Answers(

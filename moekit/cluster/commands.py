@@ -14,8 +14,8 @@ from moekit.problems import error, print_problems
 from moekit.recipe.commands import JsonOption
 
 if TYPE_CHECKING:
-    from moekit.launch.init import Found, Question
-    from moekit.launch.init_profile import Line
+    from moekit.cluster.init import Found, Question
+    from moekit.cluster.init_profile import Line
 
 app = typer.Typer()
 
@@ -61,8 +61,8 @@ def init(
 
     Run it on a login node. What nobody else can know is asked for; each question has an option, for scripts.
     """
-    from moekit.launch.init import Wishes
-    from moekit.launch.init import init as init_profile
+    from moekit.cluster.init import Wishes
+    from moekit.cluster.init import init as init_profile
 
     wishes = Wishes(
         partition=partition,
@@ -119,7 +119,7 @@ def _print(found: Found) -> None:
 
 
 def _next(found: Found) -> str:
-    from moekit.launch.init import TRIED_RECIPE
+    from moekit.cluster.init import TRIED_RECIPE
 
     return f"moekit launch {TRIED_RECIPE} --profile {found.path}"
 

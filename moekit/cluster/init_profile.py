@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from moekit import share
-from moekit.launch import init_node
-from moekit.launch.init_choice import Kind, account, cpu_partition, gpu_model, most_nodes, most_time, qos
-from moekit.launch.init_node import NodeReport
-from moekit.launch.init_site import NCCL_TESTS, Site
+from moekit.cluster import init_node
+from moekit.cluster.init_choice import Kind, account, cpu_partition, gpu_model, most_nodes, most_time, qos
+from moekit.cluster.init_node import NodeReport
+from moekit.cluster.init_site import NCCL_TESTS, Site
 from moekit.problems import CONTROL
 
 _NO_TEXT = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from moekit import share
-from moekit.launch.cluster_rules import problems_of
+from moekit.cluster.profile_rules import problems_of
 from moekit.problems import MoekitError, Problem, did_you_mean, error, shortened
 from moekit.recipe import nodes
 from moekit.recipe.build import build

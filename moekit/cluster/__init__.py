@@ -1,0 +1,1 @@
+"""The cluster: its profile, and the command that writes one."""
