@@ -175,7 +175,8 @@ def environment(recipe: Recipe, cluster: Cluster) -> dict[str, str | None]:
     if _on_cpu(recipe):
         ours["CUDA_VISIBLE_DEVICES"] = ""
         if cluster.cpus_per_task:
-            ours["OMP_NUM_THREADS"] = str(max(1, cluster.cpus_per_task // nodes_and_gpus(recipe, cluster)[1]))
+            processes = min(recipe.parallel.gpus or 1, cluster.gpus_per_node)
+            ours["OMP_NUM_THREADS"] = str(max(1, cluster.cpus_per_task // processes))
     elif _is_sharded(recipe):
         ours["CUDA_DEVICE_MAX_CONNECTIONS"] = None
     elif _needs_one_connection(recipe, cluster):
@@ -231,11 +232,11 @@ def _profiled_nodes(recipe: Recipe, cluster: Cluster) -> str | None:
 
     Without `profile.ranks` it is all of them (megatron/training/training.py:3727 at 0.19.2).
     """
-    profile, (nodes, gpus) = recipe.profile, nodes_and_gpus(recipe, cluster)
-    if not profile.enabled or profile.use_pytorch_profiler:
+    profile, gpus = recipe.profile, recipe.parallel.gpus
+    if not profile.enabled or profile.use_pytorch_profiler or not gpus:
         return None
-    ranks = profile.ranks or range(nodes * gpus)
-    return ",".join(str(node) for node in sorted({rank // gpus for rank in ranks}))
+    nodes = {rank // min(gpus, cluster.gpus_per_node) for rank in profile.ranks or range(gpus)}
+    return ",".join(map(str, sorted(nodes)))
 
 
 def _mounts(cluster: Cluster) -> Iterator[str]:
