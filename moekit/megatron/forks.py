@@ -60,7 +60,9 @@ def ask_each(
             end.close()
         free: queue.SimpleQueue[TextIO] = queue.SimpleQueue()
         for end in ours:
-            free.put(stack.enter_context(end.makefile("rw")))
+            file = end.makefile("rw")
+            stack.callback(_close, file)
+            free.put(file)
             end.close()
 
         def ask(question: Any) -> Any:
@@ -88,6 +90,12 @@ def ask_each(
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
+
+
+def _close(file: TextIO) -> None:
+    """Close what leads to a server that may be gone, with a question that it did not take."""
+    with contextlib.suppress(OSError):
+        file.close()
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
