@@ -14,12 +14,15 @@ def software() -> dict[str, Any]:
     import torch
     from megatron.core import package_info
 
+    # Megatron adds the commit of whatever git checkout lies around it, which may be another project's.
+    version, _, commit = package_info.__version__.partition("+")
+    of_its_own = Path(package_info.__file__).parents[2].joinpath(".git").exists()
     try:
         transformer_engine = importlib.metadata.version("transformer_engine")
     except importlib.metadata.PackageNotFoundError:
         transformer_engine = None
     return {
-        "megatron": package_info.__version__,
+        "megatron": f"{version}+{commit}" if commit and of_its_own else version,
         "torch": torch.__version__,
         "transformer_engine": transformer_engine,
         "device": "cpu" if os.environ.get("MOEKIT_DEVICE") == "cpu" else gpu_name(),

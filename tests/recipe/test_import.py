@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moekit import share
@@ -161,7 +161,7 @@ def recipes(draw: st.DrawFn, version: str) -> Recipe:
     return replace(recipe, megatron=replace(recipe.megatron, version=version, extra=extra))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.data())
 @pytest.mark.parametrize("version", shipped())
 def test_any_recipe_comes_back(version: str, data: st.DataObject) -> None:
