@@ -6,7 +6,6 @@ print is read in `slurm_text.py`.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import signal
@@ -18,6 +17,7 @@ from pathlib import Path
 from moekit.launch import slurm_text
 from moekit.launch.slurm_text import Job
 from moekit.problems import MoekitError, Problem, error
+from moekit.processes import die_with_parent
 
 SUBMIT_TIMEOUT_S = 120.0
 """A busy controller lets sbatch wait and try again for a minute and more."""
@@ -25,7 +25,6 @@ QUERY_TIMEOUT_S = 20.0
 """Of a question that a person waits for. Without a controller a client goes on trying for minutes."""
 
 _INHERITED = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "_SLURM_", "SPANK_", "PMI_", "PMIX_")
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Unanswered(MoekitError):
@@ -203,7 +202,7 @@ def call(
             text=True,
             errors="replace",
             start_new_session=True,  # a site's wrapper has children, which would hold the pipes
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
     except FileNotFoundError:
         what = f"`{command[0]}` is not on PATH"
@@ -231,7 +230,3 @@ def outer_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """
     kept = {name: value for name, value in environ.items() if name == "SLURM_CONF" or not name.startswith(_INHERITED)}
     return {**kept, "SLURM_TIME_FORMAT": "%s"}  # no time zone, no hour that comes twice
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

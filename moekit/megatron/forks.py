@@ -7,7 +7,6 @@ for every line it reads. Lines are JSON.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import json
 import os
@@ -23,6 +22,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TextIO
+
+from moekit.processes import die_with_parent
 
 AHEAD = 64
 """How many questions are read ahead of the answers: memory stays constant however many there are."""
@@ -103,14 +104,6 @@ def _end(server: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)
     server.wait()
-
-
-def die_with_parent() -> None:
-    """From here on, be killed when the process that started this one ends, however it does (Linux)."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h; a fork does not inherit it
 
 
 def serve(sockets: Iterable[int], answer: Callable[[Any], Any]) -> None:
