@@ -94,13 +94,9 @@ def _judged(starts: Sequence[Start], loaded: Loaded, judge: Judge) -> Judged:
             problem = problem_of(verdict, loaded, judge) if verdict.answer == "refused" else None
             if problem and problem not in problems:
                 problems.append(problem)
-            told = {name: value for name, value in asdict(verdict).items() if name in _TOLD}
-            values.append({"start": start.name, **told, "where": problem.where if problem else ""})
+            values.append({"start": start.name, **verdict.told(), "where": problem.where if problem else ""})
     shown = [lines[0], *(f"from its own checkpoint: {line}" for line in lines[1:])]
     return Judged(shown, problems, {"judge": asdict(judge), "verdicts": values})
-
-
-_TOLD = ("stage", "answer", "message", "place", "feature")
 
 
 def _say(text: str) -> None:

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from moekit.megatron import step
-from moekit.megatron.forks import die_with_parent, in_forks
+from moekit.megatron.forks import in_forks
 from moekit.megatron.verdict import Verdict, refusal
+from moekit.processes import die_with_parent
 
 LIMIT_S = 120.0
 GRACE_S = 15.0
@@ -114,9 +115,7 @@ def _run(entry: Path, argv: Sequence[str]) -> Verdict:
     except SystemExit as end:
         return refusal("train", end, "") if end.code else Verdict("train", "passed")
     except Exception as problem:
-        verdict = refusal("train", problem, "")
-        feature = step.cpu_lacks(problem)
-        return replace(verdict, answer="not_judged", feature=feature) if feature else verdict
+        return step.answer_to("train", problem)
     return Verdict("train", "passed")
 
 

@@ -23,7 +23,7 @@ from moekit.megatron.forks import ServerError, ask_each, in_a_fork, serve
 from moekit.megatron.in_image import NO_MEGATRON
 from moekit.megatron.ranks import Training
 from moekit.megatron.stages import RUNNERS, STAGES, Question, Run
-from moekit.megatron.verdict import Verdict, refusal, verdict_of
+from moekit.megatron.verdict import Verdict, verdict_of
 from moekit.problems import error
 
 STAGES_LIMIT_S, STEP_LIMIT_S = 120.0, 60.0
@@ -151,9 +151,7 @@ def _step(question: Question, folder: Path) -> Verdict:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             steps = step.step(run.args, folder)
     except (Exception, SystemExit) as problem:
-        verdict = refusal("step", problem, printed.getvalue())
-        feature = step.cpu_lacks(problem)
-        return replace(verdict, answer="not_judged", feature=feature) if feature else verdict
+        return step.answer_to("step", problem, printed.getvalue())
     return Verdict("step", "passed", losses=tuple(steps.losses), grad_norms=tuple(steps.grad_norms))
 
 
@@ -180,10 +178,8 @@ def _run_stage(stage: str, run: Run) -> Verdict:
     except (Exception, SystemExit) as problem:
         if isinstance(problem, SystemExit) and not problem.code:
             return Verdict(stage, "refused", "ends Megatron without training")  # --help
-        verdict = refusal(stage, problem, printed.getvalue())
-        if feature := step.cpu_lacks(problem):
-            return replace(verdict, answer="not_judged", feature=feature)
-        if stage == "build" and not isinstance(problem, AssertionError | ValueError):
+        verdict = step.answer_to(stage, problem, printed.getvalue())
+        if verdict.answer == "refused" and stage == "build" and not isinstance(problem, AssertionError | ValueError):
             return replace(verdict, answer="not_judged", feature="a model of the local layers")
         return verdict
     return Verdict(stage, "passed", parameters=parameters)

@@ -11,7 +11,7 @@ import os
 import re
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from moekit.job import gpt
 from moekit.megatron.cpu_limits import cpu_limits
 from moekit.megatron.stages import FUSIONS
+from moekit.megatron.verdict import Verdict, refusal
 
 ITERATIONS = 3
 PARAMETERS_AT_MOST = 30_000_000
@@ -239,6 +240,12 @@ def _empty_is_zero(torch: Any) -> None:
 
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         setattr(owner, name, zeroed(getattr(owner, name)))
+
+
+def answer_to(stage: str, problem: BaseException, printed: str = "") -> Verdict:
+    """The verdict of a stage that ended with `problem`: refused, or not judged where it comes of having no GPU."""
+    verdict, feature = refusal(stage, problem, printed), cpu_lacks(problem)
+    return replace(verdict, answer="not_judged", feature=feature) if feature else verdict
 
 
 def cpu_lacks(problem: BaseException) -> str | None:

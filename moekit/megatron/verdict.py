@@ -38,6 +38,10 @@ class Verdict:
     seconds: float = 0.0
     """Of stage `train`: how long it took."""
 
+    def told(self) -> dict[str, str]:
+        """What a script is told of it."""
+        return {name: getattr(self, name) for name in ("stage", "answer", "message", "place", "feature")}
+
 
 def verdict_of(fields: dict[str, Any]) -> Verdict:
     """The verdict that `answer` gave, from its JSON values."""
