@@ -27,10 +27,17 @@ def _plain(section: Any, owner: str) -> Iterator[tuple[str, Any]]:
             yield from _plain(value, f"{name}.")
         elif isinstance(value, Mapping):
             yield from ((f"{name}.{key}", item) for key, item in value.items())
-        elif isinstance(value, tuple):
-            yield name, [*value]
         else:
-            yield name, value if isinstance(value, bool | int | float) else str(value)
+            yield name, plain(value)
+
+
+def plain(value: Any) -> Any:
+    """A field's value as JSON has it."""
+    if isinstance(value, tuple):
+        return [*value]
+    if isinstance(value, Mapping):
+        return {**value}
+    return value if value is None or isinstance(value, bool | int | float) else str(value)
 
 
 def differences(one: Loaded, other: Loaded) -> list[tuple[str, Any, Any]]:

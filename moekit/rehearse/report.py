@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from moekit.megatron.cpu_limits import Limit
 from moekit.megatron.judgement import in_one_line, shown_stage
+from moekit.recipe.values import plain
 from moekit.rehearse.edit import Change, value
 from moekit.rehearse.plan import Part, Plan
 
@@ -39,17 +40,8 @@ def _sizes(made: Plan) -> Iterator[str]:
 
 
 def _of(made: Plan, change: Change) -> str:
-    before, after = (_plain(v) for v in (value(made.loaded.recipe, change.field), change.value))
+    before, after = (plain(v) for v in (value(made.loaded.recipe, change.field), change.value))
     return f"{'unset' if before is None else before} → {'unset' if after is None else after}"
-
-
-def _plain(value: Any) -> Any:
-    """A field's value as JSON has it."""
-    if isinstance(value, tuple):
-        return [*value]
-    if isinstance(value, Mapping):
-        return {**value}
-    return value if value is None or isinstance(value, bool | int | float) else str(value)
 
 
 def told(part: Part) -> Iterator[str]:
@@ -121,21 +113,19 @@ def as_json(made: Plan, parts: Sequence[Part]) -> dict[str, Any]:
         "parts": [_part_as_json(part) for part in parts],
         "left_out": [_limit_as_json(limit) for limit in made.left_out],
         "changes": {
-            name: [{"field": c.field, "to": _plain(c.value), "why": c.why} for c in changes]
+            name: [{"field": c.field, "to": plain(c.value), "why": c.why} for c in changes]
             for name, changes in made.changes.items()
         },
     }
 
 
 def _part_as_json(part: Part) -> dict[str, Any]:
-    told = ("stage", "answer", "message", "place", "feature")
-    verdicts = [{name: v for name, v in asdict(verdict).items() if name in told} for verdict in part.verdicts]
     return {
         "name": part.name,
         "answer": part.answer,
         "seconds": round(part.seconds, 1),
         "losses": list(part.losses),
-        "verdicts": verdicts,
+        "verdicts": [one.told() for one in part.verdicts],
         "problems": [asdict(problem) for problem in part.problems],
     }
 
