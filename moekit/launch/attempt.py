@@ -11,7 +11,7 @@ from moekit.job.hooks import end_iteration
 from moekit.launch.failure import ended_well
 from moekit.launch.live import Display, Follow, rows_every
 from moekit.launch.processes import environment, guarded, torchrun
-from moekit.launch.rundir import RunDir, run_dir
+from moekit.launch.rundir import RunDir, checkpointed_step, run_dir
 from moekit.problems import error
 from moekit.recipe.load import Loaded
 from moekit.recipe.sizes import Sizes, sizes, total_steps
@@ -105,14 +105,6 @@ def is_finished(loaded: Loaded, run: RunDir) -> bool:
     if recipe.checkpoint.save and saved < end_iteration(max(last - 1, 0), total, exit_interval):
         return False
     return at_end(last, total, exit_interval, recipe.log.tensorboard_interval)
-
-
-def checkpointed_step(run: RunDir) -> int:
-    """The step of the last complete checkpoint, which Megatron names once it is whole; 0 without one."""
-    if not run.latest_checkpoint.exists():
-        return 0
-    text = run.latest_checkpoint.read_text().strip()
-    return int(text) if text.isdecimal() and (run.checkpoints / f"iter_{int(text):07}").is_dir() else 0
 
 
 def watch(plan: Plan, lock: int, display: Display) -> Follow:

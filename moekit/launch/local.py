@@ -15,12 +15,12 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from moekit.launch import needs
-from moekit.launch.attempt import Plan, checkpointed_step, is_finished, next_attempt, watch
+from moekit.launch.attempt import Plan, is_finished, next_attempt, watch
 from moekit.launch.failure import ended_well, first_cause
 from moekit.launch.folders import write
 from moekit.launch.live import Display, Follow, clock
 from moekit.launch.processes import only_launch, visible_gpus
-from moekit.launch.rundir import PROJECT, RunDir, run_dir, run_files
+from moekit.launch.rundir import PROJECT, RunDir, checkpointed_step, is_of, run_dir, run_files
 from moekit.problems import MoekitError, error
 from moekit.recipe.load import Loaded, show
 
@@ -76,7 +76,7 @@ def _refuse_another(run: RunDir, loaded: Loaded, name: str) -> None:
     provenance = json.loads(run.provenance.read_text()) if run.provenance.exists() else {}
     if provenance.get("cluster"):
         raise error(f"run `{name}` was launched on `{provenance['cluster']}`", other_name, str(run.path))
-    if run.recipe.read_text(encoding="utf-8") != run_files(loaded, name, run.path.parents[1])["recipe.yaml"]:
+    if not is_of(run, loaded.recipe):
         what = f"run `{name}` is that of another recipe, or of this one before it was changed"
         raise error(what, other_name, str(run.recipe))
 

@@ -6,6 +6,7 @@ file: the text is the same wherever it lies, and a dry run shows what a launch w
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -246,6 +247,23 @@ def _first_start_only(recipe: Recipe) -> set[str]:
         "checkpoint.no_load_rng": recipe.checkpoint.no_save_rng,
     }
     return {field for field in _FIRST_START_ONLY if not unsaved.get(field)}
+
+
+def is_of(run: RunDir, recipe: Recipe) -> bool:
+    """Whether a run's directory holds this recipe, as it is now."""
+    return run.recipe.read_text(encoding="utf-8") == flat_yaml(recipe)
+
+
+def checkpointed_step(run: RunDir) -> int:
+    """The step of the last complete checkpoint, which Megatron names once it is whole; 0 without one."""
+    folder = str(run.checkpoints)  # no `Path` below: a thousand runs are read in one go
+    with (
+        contextlib.suppress(OSError, ValueError),
+        open(f"{folder}/latest_checkpointed_iteration.txt", encoding="utf-8") as file,  # noqa: PTH123
+    ):
+        step = int(file.read())
+        return step if os.path.isdir(f"{folder}/iter_{step:07}") else 0  # noqa: PTH112
+    return 0
 
 
 def run_files(loaded: Loaded, name: str, shared_root: str | Path, cluster: str | None = None) -> dict[str, str]:

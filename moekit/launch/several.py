@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 
 from moekit.cluster.profile import Cluster
 from moekit.launch import chain, index
-from moekit.launch.flat import flat_yaml
 from moekit.launch.missing import missing
-from moekit.launch.rundir import RunDir, run_dir
+from moekit.launch.rundir import RunDir, is_of, run_dir
 from moekit.launch.runs import Seen, look
 from moekit.launch.submit import Submitted, looked_at, prepare, settled, submit_links, taken_by
 from moekit.problems import MoekitError, Problem, error, shortened
@@ -152,7 +151,7 @@ def _another_recipe(loaded: Loaded, seen: Seen) -> Problem | None:
     run = seen.files.run
     if not run.recipe.is_file():
         return Problem("", f"`{run.path}` already exists, and is no run", "give this launch a name with `--name`")
-    if run.recipe.read_text(encoding="utf-8") == flat_yaml(loaded.recipe):
+    if is_of(run, loaded.recipe):
         return None
     what = f"run `{loaded.name}` is there already, of another recipe or of this one before it was changed"
     return Problem(str(run.path), what, "`--name` gives this launch another name")

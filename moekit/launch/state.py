@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from moekit.launch import submissions
 from moekit.launch.failure import STOPPED
 from moekit.launch.processes import LOCK
-from moekit.launch.rundir import RunDir
+from moekit.launch.rundir import RunDir, checkpointed_step
 from moekit.launch.slurm_text import Job, number
 from moekit.launch.submissions import Submission
 from moekit.problems import Problem
@@ -128,7 +128,7 @@ def read_files(run: RunDir) -> Files:
         started=[] if local else submissions.started_jobs(run),
         attempt=attempt,
         step=_last_step(f"{folder}/attempts/{attempt}/metrics.jsonl") if attempt else 0,
-        checkpoint=_checkpoint(f"{folder}/checkpoints"),
+        checkpoint=checkpointed_step(run),
         total=total,
         exit_interval=exit_interval,
         time=known[0].time if known else _modified(f"{folder}/attempts/{attempt}" if attempt else folder),
@@ -225,14 +225,6 @@ def _end(path: str) -> tuple[int | None, int]:
         return int(lines[0]), int(lines[1])
     except (OSError, ValueError, IndexError):
         return None, 0
-
-
-def _checkpoint(folder: str) -> int:
-    """The step of the last complete checkpoint, which Megatron names once it is whole; 0 without one."""
-    with contextlib.suppress(OSError, ValueError):
-        step = int(_text(f"{folder}/latest_checkpointed_iteration.txt"))
-        return step if os.path.isdir(f"{folder}/iter_{step:07}") else 0  # noqa: PTH112
-    return 0
 
 
 def _last_step(path: str) -> int:

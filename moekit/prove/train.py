@@ -16,7 +16,7 @@ from moekit.launch.attempt import is_finished
 from moekit.launch.live import Display
 from moekit.launch.local import launch_local
 from moekit.launch.processes import only_launch
-from moekit.launch.rundir import RunDir, run_dir, run_files
+from moekit.launch.rundir import RunDir, is_of, run_dir
 from moekit.megatron.installed import find_judge
 from moekit.problems import MoekitError, Problem
 from moekit.recipe.load import load, show
@@ -67,7 +67,7 @@ def train(parts: Sequence[Part], root: Path, again: bool) -> int:
         for run in runs:
             _remove(run)
     else:
-        problems = [p for part, run in zip(parts, runs, strict=True) for p in _outdated(part, run, root)]
+        problems = [p for part, run in zip(parts, runs, strict=True) for p in _outdated(part, run)]
         if problems:
             raise MoekitError(*problems)
     for part in parts:
@@ -84,13 +84,13 @@ def _remove(run: RunDir) -> None:
             shutil.rmtree(run.path)
 
 
-def _outdated(part: Part, run: RunDir, root: Path) -> list[Problem]:
+def _outdated(part: Part, run: RunDir) -> list[Problem]:
     """Why a finished run says nothing of what is installed here."""
     if not run.recipe.exists():
         return []
     again = "`--again` removes the runs of this proof and trains them anew"
     loaded = load(part.recipe)
-    if run.recipe.read_text(encoding="utf-8") != run_files(loaded, part.name, root)["recipe.yaml"]:
+    if not is_of(run, loaded.recipe):
         what = f"run `{part.name}` is of another recipe than {part.recipe} as it is now"
         return [Problem(show(run.recipe), what, again)]
     software = run.attempt(max(run.numbers(), default=1)).software
