@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -11,7 +10,7 @@ from pathlib import Path
 from moekit.cluster.profile import Cluster
 from moekit.launch import slurm
 from moekit.launch.checkout import look_at
-from moekit.launch.needs import PREPARED_DATA
+from moekit.launch.needs import PREPARED_DATA, missing_tokenizing
 from moekit.launch.rundir import data_dir, run_dir, tokenizer_dir
 from moekit.problems import Problem
 from moekit.recipe.load import Loaded
@@ -94,8 +93,10 @@ def _tokenizer(loaded: Loaded, shared_root: str) -> Iterator[Problem]:
 
 def _data(loaded: Loaded, shared_root: str) -> Iterator[Problem]:
     data = loaded.recipe.data
-    if data.name == PREPARED_DATA:
-        yield from _tokenizing(shared_root)
+    if lacking := missing_tokenizing(loaded, Path(shared_root)):
+        listed = ", ".join(f"`{name}`" for name in lacking)
+        what = f"not installed, and `{PREPARED_DATA}` is prepared at its first launch: {listed}"
+        yield Problem("", what, "run `pip install 'moekit[data]'`")
     if not data.name or data.name == PREPARED_DATA:
         return
     folder, place = data_dir(shared_root, data.name), loaded.source.where("data.name")
@@ -107,16 +108,6 @@ def _data(loaded: Loaded, shared_root: str) -> Iterator[Problem]:
         more = f" and {len(lacking) - 1} more" * (len(lacking) > 1)
         what = f"data set `{data.name}` is not whole, it lacks {lacking[0]}{more}: {folder}"
         yield Problem(place, what, "its shards are token files as Megatron reads them, `data-args.txt` their list")
-
-
-def _tokenizing(shared_root: str) -> Iterator[Problem]:
-    """The packages that prepare the data set that comes with moekit, at its first use."""
-    packages = ("datatrove", "tokenizers", "orjson")
-    lacking = [name for name in packages if importlib.util.find_spec(name) is None]
-    if lacking and not data_dir(shared_root, PREPARED_DATA).is_dir():
-        listed = ", ".join(f"`{name}`" for name in lacking)
-        what = f"not installed, and `{PREPARED_DATA}` is prepared at its first launch: {listed}"
-        yield Problem("", what, "run `pip install 'moekit[data]'`")
 
 
 def _parent(loaded: Loaded, shared_root: str, siblings: frozenset[str]) -> Iterator[Problem]:

@@ -72,24 +72,30 @@ def _unrecorded_profile(loaded: Loaded) -> Iterator[Problem]:
 
 def _missing_packages(loaded: Loaded, shared_root: Path) -> Iterator[Problem]:
     data = loaded.recipe.data
-    tokenizes = data.name == PREPARED_DATA and not data_dir(shared_root, PREPARED_DATA).is_dir()
     local = {"torch": "torch", "megatron-core": "megatron", "tensorboard": "tensorboard", "psutil": "psutil"}
     if data.tokenizer_type == "HuggingFaceTokenizer":
         local["transformers"] = "transformers"
-    tokenizing = {"datatrove": "datatrove", "tokenizers": "tokenizers", "orjson": "orjson"}
-    extras = {"local": local, "data": tokenizing if tokenizes else {}}
-    missing = {
-        extra: [package for package, module in packages.items() if importlib.util.find_spec(module) is None]
-        for extra, packages in extras.items()
-    }
+    missing = {"local": _not_installed(local), "data": missing_tokenizing(loaded, shared_root)}
     names = [name for packages in missing.values() for name in packages]
     if names:
-        wanted = ",".join(extra for extra, packages in missing.items() if packages)
+        wanted = ",".join(extra for extra, lacking in missing.items() if lacking)
         size = f" ({DOWNLOAD})" if "torch" in names else ""
         listed = ", ".join(f"`{name}`" for name in names)
         yield Problem("", f"not installed: {listed}", f"run `pip install 'moekit[{wanted}]'`{size}")
     else:
         yield from _other_megatron(loaded)
+
+
+def missing_tokenizing(loaded: Loaded, shared_root: Path) -> list[str]:
+    """The packages that are not installed of those that prepare the data set that comes with moekit, if it is to be."""
+    if loaded.recipe.data.name != PREPARED_DATA or data_dir(shared_root, PREPARED_DATA).is_dir():
+        return []
+    return _not_installed({name: name for name in ("datatrove", "tokenizers", "orjson")})
+
+
+def _not_installed(modules: Mapping[str, str]) -> list[str]:
+    """Packages, by name with the module of each, that cannot be imported."""
+    return [package for package, module in modules.items() if importlib.util.find_spec(module) is None]
 
 
 def _other_megatron(loaded: Loaded) -> Iterator[Problem]:
