@@ -142,16 +142,6 @@ def file_and_variant(given: str) -> tuple[str, str | None]:
     return (file, key) if colon and not os.path.lexists(given) else (given, None)
 
 
-def load_as[T](cls: type[T], path: Path, shown: str) -> tuple[T, Source]:
-    """An instance of another dataclass from a YAML file of its own, by the same rules, without inheritance."""
-    problems: list[Problem] = []
-    tree = nodes.read(path, shown, problems)
-    value = build(cls, tree, problems)
-    if problems:
-        raise MoekitError(*problems)
-    return value, Source(shown, tree)
-
-
 def find(given: str, folder: Path = Path(), place: str = "") -> Path:
     """The file that a path, from `folder`, or a shipped name means."""
     path = folder / given
