@@ -10,23 +10,14 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
+from tiny import tiny
 
 from moekit.launch.rundir import RunDir
 from moekit.watch.metrics import MetricsReader
 
 pytestmark = [pytest.mark.slurm, pytest.mark.train]
 
-RECIPE = """
-base: quickstart
-model: {num_layers: 2, hidden_size: 64, ffn_hidden_size: 128, num_attention_heads: 2, num_query_groups: 1,
-        seq_length: 64, max_position_embeddings: 64}
-moe: {ffn_hidden_size: 64}
-train: {micro_batch_size: 2, global_batch_size: 4, iters: 400, eval_iters: 1}
-schedule: {decay_iters: 400, warmup_iters: 1}
-checkpoint: {save_interval: 100000}
-log: {interval: 1}
-resilience: {exit_signal_handler: true}
-"""
+RECIPE = tiny(400, "resilience: {exit_signal_handler: true}\n")
 PATIENCE_S = 600.0
 
 

@@ -4,7 +4,6 @@ that none is left in the queue."""
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -54,14 +53,9 @@ def recipe(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def moekit(slurm: Cluster, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "moekit", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=slurm.env(**env))
-
-
 def launched(slurm: Cluster, profile: Path, *words: str | Path) -> dict[str, list[int]]:
     """The jobs of a launch, by run."""
-    done = moekit(slurm, "launch", *words, "--profile", profile, "--json")
+    done = slurm.moekit("launch", *words, "--profile", profile, "--json")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     runs = said if isinstance(said, list) else [said]
@@ -115,7 +109,7 @@ def test_a_run_waits_for_one_that_is_running_already(slurm: Cluster, profile: Pa
     assert slurm.wait(second, timeout_s=60) == "CANCELLED"
 
     # once it has ended without a checkpoint, there is nothing to wait for
-    done = moekit(slurm, "launch", child, "--name", "too_late", "--profile", profile)
+    done = slurm.moekit("launch", child, "--name", "too_late", "--profile", profile)
     assert done.returncode == 1
     assert "run `running` has no complete checkpoint" in done.stderr
 
@@ -128,13 +122,13 @@ def test_a_chain_ends_once_training_is_finished(slurm: Cluster, profile: Path, t
     assert (run / "order").read_text().splitlines() == [f"{jobs[0]} 0", f"{jobs[1]} 2"]  # one after another
     assert (run / f"slurm-{jobs[2]}.log").read_text() == "long is finished at step 4: nothing to do\n"
     assert nothing_waits(slurm, *jobs)
-    listed = moekit(slurm, "status", "long", "--profile", profile)
+    listed = slurm.moekit("status", "long", "--profile", profile)
     assert listed.stdout.startswith("long: finished"), listed.stdout
 
 
 def test_a_chain_must_be_able_to_go_on(slurm: Cluster, profile: Path, tmp_path: Path) -> None:
     path = recipe(tmp_path, "unsaved", "base: first_moe_smoke\n")
-    done = moekit(slurm, "launch", path, "--profile", profile, "--chain", "2")
+    done = slurm.moekit("launch", path, "--profile", profile, "--chain", "2")
     assert done.returncode == 1
     assert "`unsaved` saves no checkpoint, and each job of a chain goes on from the last one" in done.stderr
     assert not (slurm.shared_root / "runs/unsaved").exists()

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from cluster import Cluster
+from tiny import tiny
 
 from moekit.data.quickstart import prepare_python_docs, prepare_tokenizer
 from moekit.launch.failure import exit_records, first_cause
@@ -22,16 +23,6 @@ from moekit.watch.metrics import MetricsReader
 
 pytestmark = [pytest.mark.slurm, pytest.mark.train]
 
-TINY = """
-base: quickstart
-model: {num_layers: 2, hidden_size: 64, ffn_hidden_size: 128, num_attention_heads: 2, num_query_groups: 1,
-        seq_length: 64, max_position_embeddings: 64}
-moe: {ffn_hidden_size: 64}
-train: {micro_batch_size: 2, global_batch_size: 4, iters: %d, eval_iters: 1}
-schedule: {decay_iters: %d, warmup_iters: 1}
-checkpoint: {save_interval: 100000}
-log: {interval: 1}
-"""
 PATIENCE_S = 600.0
 """A shared machine may take ten times as long as an idle one."""
 
@@ -85,7 +76,7 @@ def exit_codes(run: RunDir, attempt: int) -> dict[int, int]:
 
 @pytest.mark.usefixtures("data")
 def test_the_quickstart_on_two_nodes_in_a_container(slurm: Cluster) -> None:
-    run = Run(slurm, "in_a_container", TINY % (4, 4), container="pyxis")
+    run = Run(slurm, "in_a_container", tiny(4), container="pyxis")
     job = run.launch()
     assert run.ends(job, 1) == "COMPLETED"
     assert run.moekit("status", run.name)["state"] == "finished"
@@ -99,7 +90,7 @@ def test_the_quickstart_on_two_nodes_in_a_container(slurm: Cluster) -> None:
 
 @pytest.mark.usefixtures("data")
 def test_a_signal_and_the_time_limit_save_and_end_and_the_next_job_goes_on(slurm: Cluster) -> None:
-    run = Run(slurm, "told", TINY % (9999, 9999) + "resilience: {exit_signal_handler: true, exit_signal: SIGUSR1}\n")
+    run = Run(slurm, "told", tiny(9999, "resilience: {exit_signal_handler: true, exit_signal: SIGUSR1}\n"))
 
     job = run.launch()
     wait_for_step(slurm, run.files, job, attempt=1, step=2)
@@ -118,7 +109,7 @@ def test_a_signal_and_the_time_limit_save_and_end_and_the_next_job_goes_on(slurm
 
 @pytest.mark.usefixtures("data")
 def test_a_killed_rank_ends_the_job_on_all_nodes(slurm: Cluster) -> None:
-    run = Run(slurm, "killed", TINY % (9999, 9999))
+    run = Run(slurm, "killed", tiny(9999))
     job = run.launch()
     wait_for_step(slurm, run.files, job, attempt=1, step=1)
     os.kill(process_of_rank(1, run.files), signal.SIGKILL)

@@ -50,14 +50,9 @@ def sweep(folder: Path, name: str, text: str = SWEEP) -> Path:
     return path
 
 
-def moekit(slurm: Cluster, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "moekit", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=slurm.env(**env))
-
-
 def launch(slurm: Cluster, profile: Path, *words: str | Path, **env: str) -> tuple[int, dict[str, bool], str]:
     """Exit code, for each run whether it was submitted now, and standard error."""
-    done = moekit(slurm, "launch", *words, "--profile", profile, "--json", **env)
+    done = slurm.moekit("launch", *words, "--profile", profile, "--json", **env)
     said = json.loads(done.stdout) if done.stdout else []
     return done.returncode, {run["run"]: run["submitted"] for run in said}, done.stderr
 
@@ -88,7 +83,7 @@ def test_a_sweep_is_submitted_once(slurm: Cluster, profile: Path, tmp_path: Path
 
     code, again, _ = launch(slurm, profile, path)
     assert (code, again) == (0, dict.fromkeys(submitted, False))
-    shown = moekit(slurm, "launch", path, "--profile", profile).stdout.splitlines()
+    shown = slurm.moekit("launch", path, "--profile", profile).stdout.splitlines()
     assert shown[0].startswith("once-start                 is there already: ")
     assert shown[-1] == f"  next        moekit status --profile {profile}"
 

@@ -90,6 +90,10 @@ class Cluster:
             list(map(str, words)), capture_output=True, text=True, timeout=timeout_s, env=self.env(**env)
         )
 
+    def moekit(self, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of moekit's as one would on the login node, whatever it says."""
+        return self.call(sys.executable, "-m", "moekit", *words, timeout_s=120, **env)
+
     def submit(self, run: Path, *options: str, **env: str) -> int:
         """`sbatch job.sbatch` by hand in a run directory; the job's id."""
         done = self.call("sbatch", "--parsable", f"--chdir={run}", *options, run / "job.sbatch", **env)
