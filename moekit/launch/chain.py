@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from moekit.launch.rundir import run_dir
-from moekit.launch.runs import look_at
 from moekit.launch.slurm_text import number
 from moekit.problems import Problem, error
 from moekit.recipe.load import Loaded
+from moekit.runs.look import look_at
 
 MOST_LINKS = 100
 """Of one chain; Slurm's own limits on jobs of one user are often lower (`MaxSubmitJobs`)."""

@@ -88,8 +88,8 @@ def launch(
     command again goes on from the last checkpoint.
     """
     from moekit.cluster.profile import find_cluster
-    from moekit.launch.runs import LOCAL_ROOT
     from moekit.launch.several import load_all
+    from moekit.runs.look import LOCAL_ROOT
 
     cluster = find_cluster(profile)
     loaded, warnings = load_all(recipes, name, cluster)
@@ -122,8 +122,8 @@ def _submit(
     loaded: list[Loaded], cluster: Cluster, profile: str | None, links: int, index_first: bool | None, as_json: bool
 ) -> None:
     """Submit runs, and say what became of them and what to do next."""
-    from moekit.launch.report import say_several, say_submitted
     from moekit.launch.several import launch_several
+    from moekit.runs.report import say_several, say_submitted
 
     launched, problems = launch_several(loaded, cluster, links, index_first)
     refused = any(problem.level == "error" for problem in problems)

@@ -131,7 +131,7 @@ class RunDir:
 
     @property
     def submissions(self) -> Path:
-        """What became of each submission to Slurm (`submissions.py`)."""
+        """What became of each submission to Slurm (`runs/submissions.py`)."""
         return self.path / "submissions"
 
     @property

@@ -13,11 +13,11 @@ from moekit.cluster.profile import Cluster
 from moekit.launch import chain, index
 from moekit.launch.missing import missing
 from moekit.launch.rundir import RunDir, is_of, run_dir
-from moekit.launch.runs import Seen, look
 from moekit.launch.submit import Submitted, looked_at, prepare, settled, submit_links, taken_by
 from moekit.problems import MoekitError, Problem, error, shortened
 from moekit.recipe.check import problems_of
 from moekit.recipe.load import Loaded, load_each
+from moekit.runs.look import Seen, look
 
 
 @dataclass(frozen=True)

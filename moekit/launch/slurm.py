@@ -16,8 +16,8 @@ from pathlib import Path
 
 from moekit.launch import slurm_text
 from moekit.launch.slurm_text import Job
+from moekit.lifeline import die_with_parent
 from moekit.problems import MoekitError, Problem, error
-from moekit.processes import die_with_parent
 
 SUBMIT_TIMEOUT_S = 120.0
 """A busy controller lets sbatch wait and try again for a minute and more."""

@@ -1,7 +1,7 @@
 """A run submitted to Slurm: what is missing is told first, the directory written next, and sbatch asked last.
 
 Each step leaves files that the next command understands, wherever this one is cut off: a directory without a submission
-was never submitted; a claim without an outcome says that Slurm may have the job (`submissions.py`).
+was never submitted; a claim without an outcome says that Slurm may have the job (`runs/submissions.py`).
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from moekit.cluster.profile import Cluster
-from moekit.launch import provenance, slurm, submissions
+from moekit.launch import provenance, slurm
 from moekit.launch.checkout import look_at as look_at_checkout
 from moekit.launch.folders import place, write
 from moekit.launch.missing import as_warnings, missing, missing_secrets
 from moekit.launch.needs import PREPARED_DATA
 from moekit.launch.rundir import RunDir, run_dir
-from moekit.launch.runs import Seen, look_at
 from moekit.launch.script import slurm_files
 from moekit.launch.slurm_text import Job
-from moekit.launch.state import cannot_resume
 from moekit.problems import MoekitError, Problem, error
 from moekit.recipe.load import Loaded, load
+from moekit.runs import submissions
+from moekit.runs.look import Seen, look_at
+from moekit.runs.state import cannot_resume
 
 SETTLES_S = 5.0
 """The longest that Slurm may take to show a job whose sbatch was cut off."""

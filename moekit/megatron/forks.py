@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TextIO
 
-from moekit.processes import die_with_parent
+from moekit.lifeline import die_with_parent
 
 AHEAD = 64
 """How many questions are read ahead of the answers: memory stays constant however many there are."""

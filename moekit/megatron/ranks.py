@@ -19,10 +19,10 @@ from multiprocessing.managers import SyncManager
 from pathlib import Path
 from typing import Any
 
+from moekit.lifeline import die_with_parent
 from moekit.megatron import step
 from moekit.megatron.forks import in_forks
 from moekit.megatron.verdict import Verdict, refusal
-from moekit.processes import die_with_parent
 
 LIMIT_S = 120.0
 GRACE_S = 15.0

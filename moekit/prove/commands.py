@@ -161,7 +161,7 @@ def _judge_or_train(runs: tuple[str, str] | None, again: bool) -> None:
 
 
 def _root(given: Path | None) -> Path:
-    from moekit.launch.runs import LOCAL_ROOT
+    from moekit.runs.look import LOCAL_ROOT
 
     return (given or Path(LOCAL_ROOT)).absolute()
 

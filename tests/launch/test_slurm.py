@@ -9,8 +9,8 @@ import pytest
 from many_runs import make_clients, make_runs
 
 from moekit.launch import slurm
-from moekit.launch.runs import all_runs, look
 from moekit.problems import MoekitError
+from moekit.runs.look import all_runs, look
 
 Client = Callable[[str, str], None]
 

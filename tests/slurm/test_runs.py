@@ -15,10 +15,10 @@ from cluster import Cluster
 from moekit.cluster.profile import find_cluster
 from moekit.launch import slurm as clients
 from moekit.launch.rundir import RunDir
-from moekit.launch.runs import look_at
 from moekit.launch.submit import prepare, resume, submit_links
 from moekit.problems import MoekitError
 from moekit.recipe.load import load_each
+from moekit.runs.look import look_at
 
 pytestmark = pytest.mark.slurm
 

@@ -12,9 +12,10 @@ from cluster import Cluster
 from test_runs import jobs_of, profile, run_of, state_of  # noqa: F401  # a fixture among them
 
 from moekit import cli
-from moekit.launch import cancelling, several, submit  # noqa: F401  # imported before the fork
-from moekit.launch.runs import look_at
+from moekit.launch import several, submit  # noqa: F401  # imported before the fork
 from moekit.problems import MoekitError
+from moekit.runs import cancelling  # noqa: F401
+from moekit.runs.look import look_at
 
 pytestmark = pytest.mark.slurm
 

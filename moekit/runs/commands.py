@@ -14,7 +14,7 @@ from moekit.recipe.commands import JsonOption
 
 if TYPE_CHECKING:
     from moekit.launch.rundir import RunDir
-    from moekit.launch.runs import Seen
+    from moekit.runs.look import Seen
 
 app = typer.Typer()
 
@@ -46,8 +46,8 @@ def status(
     if run is None:
         _say_all(profile, as_json, recent=True)
         return
-    from moekit.launch import report
-    from moekit.launch.runs import look_at
+    from moekit.runs import report
+    from moekit.runs.look import look_at
 
     seen, problems = look_at(_find(run, profile))
     if as_json:
@@ -79,9 +79,9 @@ def logs(
 
     With -f, Ctrl-C ends the following and not the run.
     """
-    from moekit.launch import logs as reading
-    from moekit.launch import report
-    from moekit.launch.runs import look_at
+    from moekit.runs import logs as reading
+    from moekit.runs import report
+    from moekit.runs.look import look_at
 
     found = _find(run, profile)
     if follow:
@@ -112,8 +112,8 @@ def cancel(
     profile: ProfileOption = None,
 ) -> None:
     """End a run: all its jobs, those that wait too. What it saved stays; `moekit resume` goes on from there."""
-    from moekit.launch.cancelling import cancel_jobs, cancel_local
-    from moekit.launch.runs import look_at
+    from moekit.runs.cancelling import cancel_jobs, cancel_local
+    from moekit.runs.look import look_at
 
     found = _find(run, profile)
     seen, problems = look_at(found)
@@ -135,21 +135,21 @@ def resume(
     Refused while it has a job, when it is finished, and when it would begin anew. The job runs what the directory
     holds: the recipe it was launched with, at the same commit of Megatron.
     """
-    from moekit.launch.report import say_submitted
     from moekit.launch.submit import resume as submit_next
+    from moekit.runs.report import say_submitted
 
     say_submitted(submit_next(_find(run, profile), anew), profile, as_json)
 
 
 def _find(run: str, profile: str | None) -> RunDir:
-    from moekit.launch.runs import find_run, roots
+    from moekit.runs.look import find_run, roots
 
     return find_run(run, [] if "/" in run else roots(profile))
 
 
 def _say_all(profile: str | None, as_json: bool, recent: bool) -> None:
-    from moekit.launch import report
-    from moekit.launch.runs import all_runs, look, roots
+    from moekit.runs import report
+    from moekit.runs.look import all_runs, look, roots
 
     shared_roots = roots(profile)
     if not shared_roots:

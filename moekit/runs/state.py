@@ -9,13 +9,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from moekit.launch import submissions
 from moekit.launch.failure import STOPPED
 from moekit.launch.processes import LOCK
 from moekit.launch.rundir import RunDir, checkpointed_step
 from moekit.launch.slurm_text import Job, number
-from moekit.launch.submissions import Submission
 from moekit.problems import Problem
+from moekit.runs import submissions
+from moekit.runs.submissions import Submission
 
 _TAIL_BYTES = 8192
 

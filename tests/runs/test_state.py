@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from moekit.launch import submissions
 from moekit.launch.rundir import RunDir
-from moekit.launch.runs import all_runs, find_run, look
 from moekit.launch.slurm_text import Job
-from moekit.launch.state import Files, State, cannot_resume, judge, read_files
-from moekit.launch.submissions import Submission
 from moekit.problems import MoekitError
+from moekit.runs import submissions
+from moekit.runs.look import all_runs, find_run, look
+from moekit.runs.state import Files, State, cannot_resume, judge, read_files
+from moekit.runs.submissions import Submission
 
 
 def files(*known: Submission, **said: object) -> Files:

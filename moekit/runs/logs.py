@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from moekit.launch.rundir import RunDir
-from moekit.launch.runs import Seen, look_at
 from moekit.problems import Problem
+from moekit.runs.look import Seen, look_at
 
 ASKED_EVERY_S = 10.0
 """Slurm is asked no more often than that, however long a log is followed."""

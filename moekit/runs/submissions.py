@@ -6,7 +6,7 @@
     jobs/17               written by the job itself as its first act
 
 A file's number is claimed by linking it, so that of two moekits only one submits, and no file is ever deleted. A claim
-whose moekit is gone, killed or cut off, says that Slurm may have taken the job: `runs.py` then looks for it.
+whose moekit is gone, killed or cut off, says that Slurm may have taken the job: `look.py` then looks for it.
 """
 
 from __future__ import annotations

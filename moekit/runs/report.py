@@ -12,12 +12,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from moekit.launch.failure import first_cause
-from moekit.launch.runs import Seen
 from moekit.launch.several import Launched
 from moekit.launch.slurm_text import Job
-from moekit.launch.state import Files, State
 from moekit.problems import MoekitError, print_problems
 from moekit.recipe.load import load
+from moekit.runs.look import Seen
+from moekit.runs.state import Files, State
 
 if TYPE_CHECKING:
     from moekit.launch.submit import Submitted

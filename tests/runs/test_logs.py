@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from moekit.launch.logs import Follower, last_lines, newest_log
 from moekit.launch.rundir import RunDir
+from moekit.runs.logs import Follower, last_lines, newest_log
 
 
 def write(run: RunDir, attempt: int, text: str) -> None:

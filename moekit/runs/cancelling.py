@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from moekit.launch import slurm
 from moekit.launch.processes import LOCK
-from moekit.launch.runs import Seen
 from moekit.problems import MoekitError, Problem, error
 from moekit.recipe.load import load
+from moekit.runs.look import Seen
 
 
 def cancel_jobs(seen: Seen, save: bool, silent: Sequence[Problem]) -> str:

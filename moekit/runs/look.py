@@ -8,12 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from moekit.launch import slurm, submissions
+from moekit.launch import slurm
 from moekit.launch.rundir import RunDir
 from moekit.launch.slurm_text import Job
-from moekit.launch.state import Files, State, judge, read_files
-from moekit.launch.submissions import Submission
 from moekit.problems import MoekitError, Problem, did_you_mean, error
+from moekit.runs import submissions
+from moekit.runs.state import Files, State, judge, read_files
+from moekit.runs.submissions import Submission
 
 LOCAL_ROOT = "moekit-local"
 """Where runs, data, tokenizers and metrics of this machine lie, in the working directory."""
