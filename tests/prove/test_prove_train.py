@@ -11,6 +11,7 @@ from made_runs import DENSE, DETERMINISTIC, SOFTWARE, dense_steps, make_run, met
 from typer.testing import CliRunner
 
 from moekit.cli import app
+from moekit.launch.flat import flat_yaml
 from moekit.launch.rundir import RunDir, run_dir
 from moekit.problems import MoekitError
 from moekit.prove import train
@@ -27,7 +28,7 @@ def finished(root: Path, software: dict[str, str | None]) -> RunDir:
     run = make_run(
         root, TWICE[0].name, DETERMINISTIC, steps, "summary: the quickstart in deterministic mode", [software]
     )
-    (run / "recipe.yaml").write_text(train.run_files(load(TWICE[0].recipe), TWICE[0].name, root)["recipe.yaml"])
+    (run / "recipe.yaml").write_text(flat_yaml(load(TWICE[0].recipe).recipe))
     (run / "attempts/1/exit").mkdir()
     for rank in range(2):
         (run / f"attempts/1/exit/rank{rank}.json").write_text(json.dumps({"code": 0, "reason": "", "time": 1.0}))
