@@ -5,7 +5,8 @@
 #   bash train.sh node ENDPOINT ID ARGV      on every node, inside the container; srun runs this
 #
 # Read from the run directory: argv.srun, argv.torchrun, argv.first or argv.resume (one word a line), argv.nsys,
-# environment.sh, end. Written there: jobs/ID, and attempts/N/train.log, N being one more than the last attempt's number.
+# environment.sh. Written there: jobs/ID, and attempts/N/train.log. Whether there is a next attempt, and which number it
+# has, job/retry.py decides, by what the earlier ones left.
 set -euo pipefail
 
 fail() {
@@ -19,32 +20,33 @@ write_job_id() {
     mkdir -p jobs && : >"jobs/$SLURM_JOB_ID"
 }
 
-# Whether the last complete checkpoint is of the step where training ends: a chain's further jobs have nothing to do.
-is_finished() {
-    local end step
-    [[ -e end && -e $LATEST ]] || return 1
-    mapfile -t end <end # the last step of all, and the multiple of steps at which Megatron stops or 0
-    step=$(<"$LATEST")
-    [[ $step =~ ^[0-9]+$ ]] || return 1
-    ((step >= end[0] || (end[1] > 0 && step > 0 && step % end[1] == 0)))
+# Ask retry.py, outside the container, what comes next: MOEKIT_NEXT is its answer, a word a line.
+ask() {
+    local torchrun python answer
+    mapfile -t torchrun <argv.torchrun
+    # The node's own; else, without a container, the one that trains.
+    python=$(command -v python3 || command -v "${torchrun[0]}") ||
+        fail "there is no python3 on $(hostname), outside the container"
+    answer=$("$python" job/retry.py "$@") || exit
+    mapfile -t MOEKIT_NEXT <<<"$answer"
 }
 
-# Make the folder of the next attempt; its number is MOEKIT_ATTEMPT.
-new_attempt() {
-    local folder last
-    MOEKIT_ATTEMPT=1
-    mkdir -p attempts
-    for folder in attempts/*/; do
-        last=$(basename "$folder")
-        if [[ $last =~ ^[1-9][0-9]*$ ]] && ((last >= MOEKIT_ATTEMPT)); then
-            MOEKIT_ATTEMPT=$((last + 1))
-        fi
-    done
-    until mkdir "attempts/$MOEKIT_ATTEMPT" 2>/dev/null; do
-        [[ -d attempts/$MOEKIT_ATTEMPT ]] || fail "cannot make the folder $PWD/attempts/$MOEKIT_ATTEMPT"
-        MOEKIT_ATTEMPT=$((MOEKIT_ATTEMPT + 1))
-    done
-    export MOEKIT_ATTEMPT
+# Put this job back into the queue, to start on other nodes than those named, if any are. Slurm ends this shell for it.
+requeue() {
+    local state
+    trap '' TERM INT HUP USR1 USR2
+    # A job that was cancelled would come back.
+    state=$(squeue --noheader --job="$SLURM_JOB_ID" --format=%T) || state=unknown
+    if [[ $state != RUNNING ]]; then
+        echo "job $SLURM_JOB_ID is $state, and stays out of the queue"
+        exit "${MOEKIT_CODE:-1}"
+    fi
+    scontrol requeue "$SLURM_JOB_ID" || fail "the job cannot go back into the queue: moekit resume $(basename "$PWD") goes on"
+    if [[ -n $1 ]]; then
+        scontrol update "JobId=$SLURM_JOB_ID" "ExcNodeList=$1" || true # else its next start moves on
+    fi
+    echo "job $SLURM_JOB_ID is back in the queue${1:+, to start without $1}"
+    exit 0
 }
 
 # Take a virtual environment of the submitting shell out of this one: the container's Python, or the profile's, is meant.
@@ -74,24 +76,27 @@ find_port() {
 
 # The command that runs one task on each node, as MOEKIT_COMMAND.
 on_the_first_node() {
-    local nodes head argv=argv.first srun
+    local nodes head srun
     # Here, outside the container, which has no scontrol. Never a fallback: each node would wait for a world of its own.
     nodes=$(scontrol show hostnames "${SLURM_JOB_NODELIST:-}") || nodes=""
     head=${nodes%%$'\n'*}
     [[ -n $head ]] || fail "\`scontrol show hostnames\` names no node for SLURM_JOB_NODELIST=${SLURM_JOB_NODELIST:-}"
-    if [[ -e $LATEST ]]; then
-        argv=argv.resume
-    fi
+    mapfile -t MOEKIT_NODES <<<"$nodes"
+    leave_virtual_environment
+    ask start "${MOEKIT_NODES[@]}"
+    case ${MOEKIT_NEXT[0]} in
+        exit) exit "${MOEKIT_NEXT[1]}" ;;
+        requeue) requeue "${MOEKIT_NEXT[1]:-}" ;;
+    esac
+    export MOEKIT_ATTEMPT=${MOEKIT_NEXT[1]}
     mapfile -t srun <argv.srun
     if [[ " ${srun[*]}" == *" --container-image="* ]]; then
         srun+=("--container-workdir=$PWD")
     fi
-    leave_virtual_environment
     find_port
-    new_attempt
-    echo "attempt $MOEKIT_ATTEMPT with $argv on $SLURM_JOB_NODELIST, log in attempts/$MOEKIT_ATTEMPT/train.log"
+    echo "attempt $MOEKIT_ATTEMPT on $SLURM_JOB_NODELIST, log in attempts/$MOEKIT_ATTEMPT/train.log"
     MOEKIT_COMMAND=(srun "${srun[@]}" bash train.sh node
-        "$head:$MOEKIT_PORT" "$SLURM_JOB_ID.$MOEKIT_ATTEMPT" "$argv")
+        "$head:$MOEKIT_PORT" "$SLURM_JOB_ID.$MOEKIT_ATTEMPT" "${MOEKIT_NEXT[2]}")
 }
 
 # Hand a signal that came to this shell on to the tasks on all nodes, once. Slurm does it: srun itself would take a
@@ -127,18 +132,6 @@ run_step() {
     done
 }
 
-# Whether every rank says that it came to its end by itself. torchrun ends with 1 also where its ranks were told to save
-# and end, and did.
-all_ranks_ended_well() {
-    local word torchrun ranks=0 well
-    mapfile -t torchrun <argv.torchrun
-    for word in "${torchrun[@]}"; do
-        [[ $word != --nproc-per-node=* ]] || ranks=$((${word#*=} * SLURM_JOB_NUM_NODES))
-    done
-    well=$(cat "attempts/$MOEKIT_ATTEMPT"/exit/rank*.json 2>/dev/null | grep -c '"code": 0[,}]') || true
-    ((ranks > 0 && well == ranks))
-}
-
 # The command that starts a node's training processes, as MOEKIT_COMMAND.
 on_every_node() {
     local endpoint=$1 id=$2 torchrun argv nsys
@@ -157,14 +150,11 @@ on_every_node() {
 
 if [[ ${1:-} != node ]]; then
     write_job_id
-    LATEST=checkpoints/latest_checkpointed_iteration.txt # Megatron writes it once a checkpoint is complete
-    if is_finished; then
-        echo "$(basename "$PWD") is finished at step $(<"$LATEST"): nothing to do"
-        exit
-    fi
     on_the_first_node
     run_step
-    all_ranks_ended_well || exit "$MOEKIT_CODE"
+    ask end "$MOEKIT_CODE" "${MOEKIT_NODES[@]}"
+    [[ ${MOEKIT_NEXT[0]} != requeue ]] || requeue "${MOEKIT_NEXT[1]:-}"
+    exit "${MOEKIT_NEXT[1]}"
 else
     MOEKIT_ARGUMENTS=("${@:2}")
     if [[ -n ${MOEKIT_SETUP_SCRIPT:-} ]]; then

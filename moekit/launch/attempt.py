@@ -7,8 +7,8 @@ import time
 import traceback
 from dataclasses import dataclass
 
+from moekit.job.endings import ended_well
 from moekit.job.hooks import end_iteration
-from moekit.launch.failure import ended_well
 from moekit.launch.live import Display, Follow, rows_every
 from moekit.launch.processes import environment, guarded, torchrun
 from moekit.launch.rundir import RunDir, checkpointed_step, run_dir

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+from moekit.job.endings import ended_well, first_cause
 from moekit.launch import needs
 from moekit.launch.attempt import Plan, is_finished, next_attempt, watch
-from moekit.launch.failure import ended_well, first_cause
 from moekit.launch.folders import write
 from moekit.launch.live import Display, Follow, clock
 from moekit.launch.processes import only_launch, visible_gpus

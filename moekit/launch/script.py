@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator, Mapping
 
 import moekit
 from moekit import share
 from moekit.cluster.profile import Cluster, over_limits
+from moekit.job.attempts import MAX_ATTEMPTS
 from moekit.launch.rundir import lines, run_dir, run_files
 from moekit.problems import MoekitError, Problem, error
 from moekit.recipe.load import Loaded
@@ -55,6 +57,7 @@ def slurm_files(loaded: Loaded, name: str, cluster: Cluster) -> dict[str, str]:
         "job.sbatch": job_script(recipe, cluster, name),
         "train.sh": (share.folder("slurm") / "train.sh").read_text(encoding="utf-8"),
         "environment.sh": environment_script(variables, recipe.runtime.secrets or ()),
+        "retry.json": retry_facts(recipe, cluster),
         "argv.srun": lines(srun_words(recipe, cluster)),
         "argv.torchrun": lines(torchrun_words(recipe, cluster)),
         **run_files(loaded, name, cluster.shared_root, cluster.name),
@@ -106,7 +109,8 @@ def job_script(recipe: Recipe, cluster: Cluster, name: str) -> str:
         "signal": f"{_exit_signal(recipe).removeprefix('SIG')}@{SIGNAL_LEAD_S}" if _exit_signal(recipe) else None,
     }
     header = [f"#SBATCH --{option}={value}" for option, value in options.items() if value is not None]
-    header += ["#SBATCH --exclusive", "#SBATCH --no-requeue"]
+    requeue = "requeue" if recipe.resilience.requeue else "no-requeue"
+    header += ["#SBATCH --exclusive", f"#SBATCH --{requeue}"]
     return "\n".join(
         [
             "#!/bin/bash",
@@ -116,6 +120,18 @@ def job_script(recipe: Recipe, cluster: Cluster, name: str) -> str:
             "",
         ]
     )
+
+
+def retry_facts(recipe: Recipe, cluster: Cluster) -> str:
+    """What `job/retry.py` has to know of a run besides its attempts."""
+    nodes, gpus = nodes_and_gpus(recipe, cluster)
+    facts = {
+        "requeue": bool(recipe.resilience.requeue),
+        "max_attempts": recipe.resilience.max_attempts or MAX_ATTEMPTS,
+        "world": nodes * gpus,
+        "ranks_per_node": gpus,
+    }
+    return json.dumps(facts, indent=1) + "\n"
 
 
 def srun_words(recipe: Recipe, cluster: Cluster) -> list[str]:

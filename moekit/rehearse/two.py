@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from moekit.launch.failure import not_a_number
+from moekit.job.endings import not_a_number
 from moekit.launch.folders import write
 from moekit.launch.processes import environment
 from moekit.launch.rundir import run_dir, run_files

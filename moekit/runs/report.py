@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from moekit.launch.failure import first_cause
+from moekit.job.endings import first_cause
 from moekit.launch.several import Launched
 from moekit.launch.slurm_text import Job
 from moekit.problems import MoekitError, print_problems

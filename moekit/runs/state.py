@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from moekit.launch.failure import STOPPED
+from moekit.job.endings import STOPPED, exit_records, last_step
 from moekit.launch.processes import LOCK
 from moekit.launch.rundir import RunDir, checkpointed_step
 from moekit.launch.slurm_text import Job, number
 from moekit.problems import Problem
 from moekit.runs import submissions
 from moekit.runs.submissions import Submission
-
-_TAIL_BYTES = 8192
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,8 @@ class Files:
     @property
     def exits(self) -> list[int]:
         """The exit codes of the newest attempt's ranks that could still say one; a file each is read."""
-        return _exit_codes(f"{self.run.path}/attempts/{self.attempt}/exit") if self.attempt else []
+        records = exit_records(self.run.attempt(self.attempt).path) if self.attempt else {}
+        return [record["code"] for record in records.values()]
 
     @property
     def newest(self) -> int:
@@ -127,7 +124,7 @@ def read_files(run: RunDir) -> Files:
         submissions=known,
         started=[] if local else submissions.started_jobs(run),
         attempt=attempt,
-        step=_last_step(f"{folder}/attempts/{attempt}/metrics.jsonl") if attempt else 0,
+        step=last_step(f"{folder}/attempts/{attempt}/metrics.jsonl") if attempt else 0,
         checkpoint=checkpointed_step(run),
         total=total,
         exit_interval=exit_interval,
@@ -225,31 +222,6 @@ def _end(path: str) -> tuple[int | None, int]:
         return int(lines[0]), int(lines[1])
     except (OSError, ValueError, IndexError):
         return None, 0
-
-
-def _last_step(path: str) -> int:
-    """The step of the last whole line of a metrics file that has one; 0 without."""
-    try:
-        with open(path, "rb") as file:  # noqa: PTH123
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            tail = file.read()
-    except OSError:
-        return 0
-    for line in reversed(tail[: tail.rfind(b"\n") + 1].splitlines()):
-        with contextlib.suppress(ValueError, TypeError):
-            if isinstance(said := json.loads(line), dict) and "step" in said:
-                return int(said["step"])
-    return 0
-
-
-def _exit_codes(folder: str) -> list[int]:
-    codes = []
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(folder):
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                codes.append(int(json.loads(_text(entry.path))["code"]))
-    return codes
 
 
 def _text(path: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moekit.launch.failure import ended_well, first_cause, first_error
+from moekit.job.endings import ended_well, first_cause, first_error
 
 TRACEBACK = """\
 moekit: in this process: wandb_face (...)

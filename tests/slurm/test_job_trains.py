@@ -17,7 +17,7 @@ from cluster import Cluster
 from tiny import tiny
 
 from moekit.data.quickstart import prepare_python_docs, prepare_tokenizer
-from moekit.launch.failure import exit_records, first_cause
+from moekit.job.endings import exit_records, first_cause
 from moekit.launch.rundir import RunDir
 from moekit.watch.metrics import MetricsReader
 

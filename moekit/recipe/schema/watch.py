@@ -96,6 +96,10 @@ class Resilience(Section):
     """The signal it waits for."""
     exit_duration_in_mins: Annotated[int | None, Flag("--exit-duration-in-mins"), AtLeast(1)] = None
     """Saves and ends after so many minutes."""
+    requeue: bool | None = None
+    """The job puts itself back into the queue as long as the run can go on. Null: `moekit resume` does it by hand."""
+    max_attempts: Annotated[int | None, AtLeast(1)] = None
+    """Starts of the run, over all. Null: 100."""
 
 
 @dataclass(init=False, repr=False, eq=False)

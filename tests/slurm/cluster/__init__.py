@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -155,6 +156,33 @@ class Cluster:
             run("ip", "link", "add", here, "type", "veth", "peer", "name", "eth0", "netns", str(process.pid))
             run("ip", "link", "set", here, "master", bridge(), "up")
 
+    def kill_slurmd(self, node: str) -> None:
+        """End a node's slurmd alone: what it started goes on. Slurm notices after 10 to 30 s."""
+        (self.folder / f"no_slurmd.{node}").touch()
+        os.kill(int((self.folder / f"slurmd.{node}.pid").read_text()), signal.SIGKILL)
+
+    def start_slurmd(self, node: str) -> None:
+        """Start it again."""
+        (self.folder / f"no_slurmd.{node}").unlink(missing_ok=True)
+
+    def cut(self, node: str) -> None:
+        """Take a node off the network: what it runs goes on, and reaches nobody."""
+        run("ip", "link", "set", f"{bridge()}{node}", "down")
+
+    def join(self, node: str) -> None:
+        """Put it back."""
+        run("ip", "link", "set", f"{bridge()}{node}", "up")
+
+    def stop_controller(self) -> None:
+        """End slurmctld; what it knows is in its files."""
+        self.daemons["slurmctld"].kill()
+        self.daemons.pop("slurmctld").wait()
+
+    def start_controller(self) -> None:
+        """Start it again, with all that it knew."""
+        self.daemons["slurmctld"] = _daemon(self, "slurmctld", ["slurmctld", "-D"])
+        until(lambda: self.call("scontrol", "ping").stdout.count("is UP") == 1, "slurmctld does not come back")
+
     def ready(self) -> None:
         """Wait until all nodes take jobs."""
 
@@ -167,8 +195,8 @@ class Cluster:
 
 
 @contextmanager
-def running(shared_root: Path, nodes: int = 4) -> Iterator[Cluster]:
-    """Bring a cluster up, in half a second, and take it down.
+def running(shared_root: Path, nodes: int = 4, more_conf: str = "") -> Iterator[Cluster]:
+    """Bring a cluster up, in half a second, and take it down; `more_conf` is put behind slurm.conf.
 
     Raises:
         Unavailable: there is no Slurm, or no root.

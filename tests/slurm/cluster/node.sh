@@ -13,4 +13,10 @@ if [[ -e $2/network ]]; then
     ip addr add "$(sed -n "s/ $1\$//p" "$2/hosts")/24" dev eth0
 fi
 slurmd -D -N "$1" &
-wait $!
+wait $! || true
+# a slurmd that was killed leaves what it started alone; a new one finds it
+while [[ -e $2/no_slurmd.$1 ]]; do
+    until [[ ! -e $2/no_slurmd.$1 ]]; do sleep 0.1; done
+    slurmd -D -N "$1" &
+    wait $! || true
+done
