@@ -33,6 +33,7 @@ from cluster.machine import (
     has_own_network,
     make_bridge,
     name_nodes,
+    processes,
     run,
     until,
     version,
@@ -159,7 +160,8 @@ class Cluster:
     def kill_slurmd(self, node: str) -> None:
         """End a node's slurmd alone: what it started goes on. Slurm notices after 10 to 30 s."""
         (self.folder / f"no_slurmd.{node}").touch()
-        os.kill(int((self.folder / f"slurmd.{node}.pid").read_text()), signal.SIGKILL)
+        for process in processes(("slurmd", "-D", "-N", node), SLURM_CONF=str(self.conf)):
+            os.kill(process, signal.SIGKILL)
 
     def start_slurmd(self, node: str) -> None:
         """Start it again."""
@@ -210,6 +212,8 @@ def running(shared_root: Path, nodes: int = 4, more_conf: str = "") -> Iterator[
         began = time.monotonic()
         try:
             _configure(cluster)
+            with cluster.conf.open("a") as conf:
+                conf.write(more_conf)
             _start(cluster)
             cluster.up_after_s = time.monotonic() - began
             yield cluster

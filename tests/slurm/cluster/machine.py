@@ -74,6 +74,20 @@ def what_python_needs(shared_root: Path) -> list[str]:
     return [str(path) for path in there if not any(other in path.parents for other in [*there, shared_root])]
 
 
+def processes(words: tuple[str, ...], **variables: str) -> list[int]:
+    """This machine's processes whose command line has `words` in a row and whose environment has `variables`, the
+    oldest first. Those of a node are among them, under other numbers than the node's own."""
+    line, wanted = b"\0".join(map(os.fsencode, words)), {os.fsencode(f"{n}={v}") for n, v in variables.items()}
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if b"\0" + line + b"\0" in b"\0" + (folder / "cmdline").read_bytes() and wanted <= set(
+                (folder / "environ").read_bytes().split(b"\0")
+            ):
+                found.append(int(folder.name))
+    return sorted(found)
+
+
 def version() -> str:
     """Slurm's, `22.05.8`."""
     return subprocess.run(["slurmd", "-V"], capture_output=True, text=True, check=True).stdout.split()[-1]
