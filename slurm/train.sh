@@ -35,10 +35,10 @@ ask() {
 requeue() {
     local state
     trap '' TERM INT HUP USR1 USR2
-    # A job that was cancelled would come back.
+    # A job that is being cancelled would come back; one that is preempted comes back by itself.
     state=$(squeue --noheader --job="$SLURM_JOB_ID" --format=%T) || state=unknown
     if [[ $state != RUNNING ]]; then
-        echo "job $SLURM_JOB_ID is $state, and stays out of the queue"
+        echo "job $SLURM_JOB_ID is $state: Slurm decides what becomes of it"
         exit "${MOEKIT_CODE:-1}"
     fi
     scontrol requeue "$SLURM_JOB_ID" || fail "the job cannot go back into the queue: moekit resume $(basename "$PWD") goes on"
