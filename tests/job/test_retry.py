@@ -137,7 +137,7 @@ class Run:
     def retry(self, *words: str, **env: str) -> list[str]:
         """Run the real command, as `train.sh` does."""
         script = Path(moekit.job.__file__).parent / "retry.py"
-        command = [sys.executable, "-I", str(script), *words]
+        command = [sys.executable, str(script), *words]
         done = subprocess.run(
             command, cwd=self.path, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", **env}
         )
