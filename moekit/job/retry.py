@@ -145,6 +145,16 @@ def _same(one: Attempt, other: Attempt) -> bool:
 # What follows reads and writes.
 
 
+def decide_here(
+    run: Path, attempts: Sequence[Attempt], facts: Facts, found: checkpoints.Found, nodes: Sequence[str] = ()
+) -> Decision:
+    """`decide` for a run's directory: what it is to train is compared with the checkpoint too. Nothing is written."""
+    decision = decide(attempts, facts, found.step, nodes)
+    if decision.action == "resume" and (changed := _changed(run, found, attempts)):
+        return replace(decision, action="stop", sentence=changed)
+    return decision
+
+
 def start(run: Path, nodes: Sequence[str]) -> list[str]:
     """Decide before an attempt, and make its folder; the words for `train.sh`."""
     facts = read_facts(run)
@@ -153,9 +163,7 @@ def start(run: Path, nodes: Sequence[str]) -> list[str]:
     for sentence in found.said:
         _say(sentence)
     attempts = read_attempts(run, facts)
-    decision = decide(attempts, facts, found.step, nodes)
-    if decision.action == "resume" and (changed := _changed(run, found, attempts)):
-        decision = replace(decision, action="stop", sentence=changed)
+    decision = decide_here(run, attempts, facts, found, nodes)
     _record(run, decision, nodes)
     if decision.action == "move":
         _say(decision.sentence)
