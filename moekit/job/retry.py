@@ -190,9 +190,9 @@ def end(run: Path, code: int, nodes: Sequence[str]) -> list[str]:
     decision = decide(attempts, facts, found.step)
     _record(run, decision, nodes)
     _say(decision.sentence)
-    well = how.kind == "ended" and decision.action != "stop"
     if not (decision.goes_on and facts.requeue) or (folder / "cancelled").exists():
-        return ["exit", "0" if well else str(code or 1)]
+        stopped = decision.action == "stop"
+        return ["exit", "0" if how.kind == "ended" and not stopped else str(code or int(stopped))]
     return ["requeue", ",".join(decision.exclude)]
 
 
