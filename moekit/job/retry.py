@@ -244,9 +244,12 @@ def _changed(run: Path, found: checkpoints.Found, attempts: Sequence[Attempt]) -
     """What of schedule, batch and layout is not the checkpoint's, unless a person accepted it."""
     if not found.folder or (attempts and attempts[-1].forgiven):
         return ""
-    argv = (run / "argv.resume").read_text().splitlines()
-    changed = checkpoints.differences(checkpoints.saved_arguments(found.folder), argv)
-    return "; ".join(changed)
+    try:
+        saved = checkpoints.saved_arguments(found.folder)
+    except checkpoints.UnreadableError as unreadable:
+        _say(f"the arguments in {found.folder} are not compared: {unreadable}")
+        return ""
+    return "; ".join(checkpoints.differences(saved, (run / "argv.resume").read_text().splitlines()))
 
 
 def _new_attempt(run: Path, number: int) -> int:
