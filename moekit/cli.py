@@ -30,6 +30,7 @@ ROOMS = {
     "init": "moekit.cluster.commands",
     "launch": "moekit.launch.commands",
     "status": "moekit.runs.commands",
+    "why": "moekit.runs.commands",
     "list": "moekit.runs.commands",
     "logs": "moekit.runs.commands",
     "cancel": "moekit.runs.commands",

@@ -26,6 +26,7 @@ from moekit.launch.slurm_text import Job
 from moekit.problems import MoekitError, Problem, error
 from moekit.recipe.load import Loaded, load
 from moekit.runs import submissions
+from moekit.runs.history import read_history
 from moekit.runs.look import Seen, look_at
 from moekit.runs.state import cannot_resume
 
@@ -45,6 +46,8 @@ class Submitted:
     warnings: tuple[Problem, ...] = ()
     after: tuple[str, ...] = ()
     """The jobs that must have ended well before: of the run it begins from, of the index of its data."""
+    exclude: tuple[str, ...] = ()
+    """Nodes that Slurm is told to stay away from."""
 
     def as_json(self) -> dict[str, Any]:
         """What a script needs of it."""
@@ -53,6 +56,7 @@ class Submitted:
             "directory": str(self.run.path),
             "jobs": list(self.jobs),
             "after": list(self.after),
+            "exclude": list(self.exclude),
             "state": self.first.state if self.first else None,
             "reason": self.first.reason if self.first else None,
             "start": self.first.start if self.first else None,
@@ -143,24 +147,44 @@ def submit_run(run: RunDir, options: Sequence[str] = (), newest: int | None = No
         return _found_again(run, number, silent.problems[0])
     except MoekitError as refused:
         submissions.record(run, number, "refused", said=refused.problems[0].what)
-        raise _refused(run, refused.problems[0]) from None
+        raise _refused(run, refused.problems[0], options) from None
     submissions.record(run, number, "submitted", job=job)
     return job
 
 
-def resume(run: RunDir, anew: bool = False, options: Sequence[str] = ()) -> Submitted:
-    """Submit the next job of a run that has ended, or was never submitted.
+def resume(run: RunDir, anew: bool = False, anyway: bool = False) -> Submitted:
+    """Submit the next job of a run that has ended, or was never submitted, by the decision that the job itself takes.
+
+    Where that is to stop, `anyway` goes on from the last complete checkpoint all the same, and `anew` begins anew where
+    there is none. Nodes under suspicion are excluded.
 
     Raises:
-        MoekitError: it has a job, is finished, or would begin anew and `anew` does not say so; or what it was made of
-            is no longer there.
+        MoekitError: it has a job, is finished, is to stop, or would begin anew and `anew` does not say so; or what it
+            was made of is no longer there.
     """
-    seen, silent = settled(run)
-    if problem := cannot_resume(seen.files, seen.state, anew):
+    seen, silent = settled(run, again=True)
+    history = read_history(seen)
+    if problem := cannot_resume(seen.files, seen.state, history.decision, anew, anyway):
         raise MoekitError(problem, *silent)
     if lacking := _lacking(run):
         raise MoekitError(*lacking)
-    return looked_at([submit_links(run, seen.files.newest, options, 1)])[0]
+    if history.decision and history.decision.action == "stop":
+        _forgive(run, seen.files.attempt)
+    without = [f"--exclude={','.join(history.exclude)}"] if history.exclude else []
+    submitted = submit_links(run, seen.files.newest, without, 1)
+    passed_over = tuple(Problem(str(run.checkpoints), sentence, level="warning") for sentence in history.passed_over)
+    (submitted,) = looked_at([submitted])
+    return replace(submitted, exclude=history.exclude, warnings=(*submitted.warnings, *passed_over))
+
+
+def _forgive(run: RunDir, attempt: int) -> None:
+    """Put down that a person accepts all that happened, up to the last attempt."""
+    try:
+        (run.attempt(attempt).path / "forgiven").touch()
+    except OSError as reason:
+        raise error(
+            f"`{run.attempt(attempt).path}` cannot be written: {(reason.strerror or str(reason)).lower()}"
+        ) from None
 
 
 def _taken(run: RunDir) -> tuple[int | None, Problem | None]:
@@ -192,8 +216,9 @@ def _prepare_data(loaded: Loaded, shared_root: Path) -> None:
         prepare_tokenizer(shared_root, progress)
 
 
-def _refused(run: RunDir, problem: Problem) -> MoekitError:
+def _refused(run: RunDir, problem: Problem, options: Sequence[str]) -> MoekitError:
     asked = f"what it asks for is in {run.path}/job.sbatch, from the profile and the recipe"
+    asked += "".join(f", and `{option}`" for option in options)
     return error(problem.what, "; ".join(text for text in (problem.hint, asked) if text))
 
 
@@ -208,14 +233,15 @@ def _found_again(run: RunDir, number: int, problem: Problem) -> str:
     raise error(problem.what, f"{problem.hint}; {hint}" if problem.hint else hint, str(run.path))
 
 
-def settled(run: RunDir) -> tuple[Seen, list[Problem]]:
+def settled(run: RunDir, again: bool = False) -> tuple[Seen, list[Problem]]:
     """What a run is; a job whose sbatch was cut off gets the time to show.
 
-    A controller that hung takes what it was sent once it goes on, while it already answers other questions.
+    A controller that hung takes what it was sent once it goes on, while it already answers other questions. `again`
+    asks also for a job whose end is known.
     """
     patience = time.monotonic() + SETTLES_S
     while True:
-        seen, silent = look_at(run)
+        seen, silent = look_at(run, again)
         if seen.state.word != "lost" or time.monotonic() > patience:
             return seen, silent
         time.sleep(1)

@@ -1,8 +1,9 @@
-"""`moekit status | list | logs | cancel | resume`: runs, once they are launched."""
+"""`moekit status | why | list | logs | cancel | resume`: runs, once they are launched."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -47,13 +48,35 @@ def status(
         _say_all(profile, as_json, recent=True)
         return
     from moekit.runs import report
+    from moekit.runs.history import read_history
     from moekit.runs.look import look_at
 
     seen, problems = look_at(_find(run, profile))
     if as_json:
         print(json.dumps(report.as_json(seen), indent=1))
     else:
-        print("\n".join(report.full(seen, profile)))
+        print("\n".join(report.full(seen, read_history(seen), profile)))
+    report.say_problems(problems)
+
+
+@app.command("why")
+def why(run: RunArgument, profile: ProfileOption = None, as_json: JsonOption = False) -> None:
+    """Say what became of each attempt of a run, why it ended and what that led to; and what its next job would do.
+
+    That is decided by the files that the attempts left, the same way as the job itself decides when it starts.
+    """
+    from moekit.runs import report
+    from moekit.runs import why as reasons
+    from moekit.runs.history import read_history
+    from moekit.runs.look import look_at
+
+    seen, problems = look_at(_find(run, profile))
+    history = read_history(seen)
+    if as_json:
+        print(json.dumps(reasons.as_json(seen, history, profile), indent=1))
+    else:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print("\n".join(reasons.lines(seen, history, profile, width)))
     report.say_problems(problems)
 
 
@@ -86,10 +109,10 @@ def logs(
     found = _find(run, profile)
     if follow:
         try:
-            seen = reading.follow(found, lines, lambda seen: next(report.full(seen, profile)))
+            seen = reading.follow(found, lines, report.headline)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
-        print(next(report.full(seen, profile)), file=sys.stderr)
+        print(report.headline(seen), file=sys.stderr)
         return
     log = reading.newest_log(found, None)
     if log is None:
@@ -126,19 +149,25 @@ def cancel(
 @app.command("resume")
 def resume(
     run: RunArgument,
-    anew: Annotated[bool, typer.Option("--anew", help="Begin anew where there is no complete checkpoint.")] = False,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Go on from the last complete checkpoint though the decision is to stop.")
+    ] = False,
+    anew: Annotated[
+        bool, typer.Option("--anew", help="Begin anew where there is no complete checkpoint, whatever happened.")
+    ] = False,
     profile: ProfileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Submit the next job of a run that has ended, from its last complete checkpoint; or of one never submitted.
 
-    Refused while it has a job, when it is finished, and when it would begin anew. The job runs what the directory
-    holds: the recipe it was launched with, at the same commit of Megatron.
+    Refused while it has a job, when it is finished, when it would begin anew, and where the job itself would decide to
+    stop (`moekit why`). Nodes under suspicion are excluded. The job runs what the directory holds: the recipe it was
+    launched with, at the same commit of Megatron.
     """
     from moekit.launch.submit import resume as submit_next
     from moekit.runs.report import say_submitted
 
-    say_submitted(submit_next(_find(run, profile), anew), profile, as_json)
+    say_submitted(submit_next(_find(run, profile), anew, anyway), profile, as_json)
 
 
 def _find(run: str, profile: str | None) -> RunDir:

@@ -73,11 +73,12 @@ def find_run(given: str, shared_roots: Sequence[Path]) -> RunDir:
     raise error(what, did_you_mean(given, names) or elsewhere)
 
 
-def look(runs: Sequence[RunDir]) -> tuple[list[Seen], list[Problem]]:
+def look(runs: Sequence[RunDir], again: bool = False) -> tuple[list[Seen], list[Problem]]:
     """What each run is now, and what kept that from being known better.
 
     Slurm is asked once for all runs, whatever their number. Jobs that were lost or submitted by hand are put down on
-    the way, and so are ends, after which nobody asks again.
+    the way, and so are ends. After those nobody asks any more, but while Slurm can still put a job back into its queue,
+    and with `again`.
     """
     read = [read_files(run) for run in runs]
     problems: list[Problem] = []
@@ -86,18 +87,21 @@ def look(runs: Sequence[RunDir]) -> tuple[list[Seen], list[Problem]]:
         found = _search(read, problems)
         answered = not problems
         read = [_adopted(files, found.get(files.run.path, [])) for files in read]
-    asked = sorted({job for files in read for job in files.open_jobs})
+    asked = {job for files in read for job in files.open_jobs}
+    if slurm.available():  # else what was put down is all that is known
+        asked |= {job for files in read if (job := files.newest_job if again else files.job_that_may_be_back)}
     jobs: dict[str, Job] = {}
     if asked and answered:
-        jobs, problem = _ask(asked)
+        jobs, problem = _ask(sorted(asked))
         problems += [problem] if problem else []
         answered = not problem
+    read = [_reopened(files, jobs) for files in read]
     return [_seen(files, jobs, answered) for files in read], problems
 
 
-def look_at(run: RunDir) -> tuple[Seen, list[Problem]]:
+def look_at(run: RunDir, again: bool = False) -> tuple[Seen, list[Problem]]:
     """`look` for one run."""
-    (seen,), problems = look([run])
+    (seen,), problems = look([run], again)
     return seen, problems
 
 
@@ -134,6 +138,15 @@ def _ask(ids: Sequence[str]) -> tuple[dict[str, Job], Problem | None]:
         return slurm.jobs(ids), None
     except slurm.Unanswered as silent:
         return silent.known, silent.problems[0]
+
+
+def _reopened(files: Files, jobs: dict[str, Job]) -> Files:
+    """A run's files, where the job whose end they tell is back in Slurm's queue, or runs again."""
+    newest = files.submissions[0] if files.submissions else None
+    job = jobs.get(newest.job or "") if newest and newest.ended else None
+    if newest is None or job is None or job.ended or not _belongs(job, files.run):
+        return files
+    return replace(files, submissions=[submissions.reopen(files.run, newest), *files.submissions[1:]])
 
 
 def _seen(files: Files, jobs: dict[str, Job], answered: bool) -> Seen:

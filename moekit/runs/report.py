@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -11,20 +10,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from moekit.job.endings import first_cause
 from moekit.launch.several import Launched
-from moekit.launch.slurm_text import Job
-from moekit.problems import MoekitError, print_problems
-from moekit.recipe.load import load
+from moekit.launch.slurm_text import Job, number
+from moekit.problems import print_problems
 from moekit.runs.look import Seen
 from moekit.runs.state import Files, State
 
 if TYPE_CHECKING:
     from moekit.launch.submit import Submitted
+    from moekit.runs.history import History
 
+_BROKE = ("failed", "out_of_memory", "node_fail", "boot_fail", "launch_failed")
+"""States of a job that may have ended before its training began."""
 _COLUMNS = ("RUN", "STATE", "JOB", "STEP", "CHECKPOINT", "WHEN")
-_BROKE = ("failed", "out_of_memory", "killed", "node_fail", "boot_fail", "launch_failed")
-"""States of a run that ended against everybody's will, and may say why."""
 
 
 def say_submitted(submitted: Submitted, profile: str | None, as_json: bool) -> None:
@@ -35,6 +33,8 @@ def say_submitted(submitted: Submitted, profile: str | None, as_json: bool) -> N
         return
     name = submitted.run.path.name
     print(f"{name}: {_submitted(submitted)}")
+    if submitted.exclude:
+        print(f"  excluded    {', '.join(submitted.exclude)}")
     print(f"  directory   {submitted.run.path}")
     print(f"  next        moekit logs -f {name}{with_profile(profile)}")
 
@@ -90,17 +90,21 @@ def table(seen: Sequence[Seen]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def full(seen: Seen, profile: str | None) -> Iterator[str]:
+def headline(seen: Seen) -> str:
+    """What a run is, in a line."""
+    return f"{seen.files.name}: {_sentence(seen.files, seen.state)}"
+
+
+def full(seen: Seen, history: History, profile: str | None) -> Iterator[str]:
     """All that is known of one run, a fact a line."""
-    files, state = seen.files, seen.state
-    yield f"{files.name}: {_sentence(files, state)}"
-    yield from _facts(files, state)
-    if said := _next(files, state):
-        yield f"  next        {said.replace('NAME', f'{files.name}{with_profile(profile)}')}"
+    yield headline(seen)
+    yield from _facts(seen, history)
+    if command := next_command(seen, history, profile):
+        yield f"  next        {command}"
 
 
 def as_json(seen: Seen) -> dict[str, Any]:
-    """The same for a script; times in seconds since 1970."""
+    """What is known of a run, for a script; times in seconds since 1970."""
     files, state = seen.files, seen.state
     job = state.job
     return {
@@ -169,7 +173,8 @@ def _moment(files: Files, state: State) -> str:
 def _sentence(files: Files, state: State) -> str:
     job = state.job
     if job and job.waiting:
-        return f"{state.word}, {_expected(job)}"
+        again = f" again, after attempt {files.attempt}" if number(job.id) in files.started else ""
+        return f"{state.word}{again}, {_expected(job)}"
     if job and not job.ended and job.start:
         return f"{state.word} for {distance(time.time() - job.start)} on {_on(job)}"
     ended = f", ended {when(job.end)}" if job and job.end else ""
@@ -197,7 +202,8 @@ def _on(job: Job) -> str:
     return f"{job.node_count} node{'s' * (job.node_count > 1)}{f', {job.nodes}' if job.nodes else ''}"
 
 
-def _facts(files: Files, state: State) -> Iterator[str]:
+def _facts(seen: Seen, history: History) -> Iterator[str]:
+    files, state = seen.files, seen.state
     if state.job:
         others = [one for one in state.live if one.id != state.job.id]
         more = "".join(f"; {one.id} {one.state.lower()}" for one in others)
@@ -207,36 +213,45 @@ def _facts(files: Files, state: State) -> Iterator[str]:
         saved = f", last complete checkpoint at step {files.checkpoint:,}" if files.checkpoint else ", no checkpoint"
         yield f"  step        {files.step:,}{of}{saved}"
         yield f"  attempt     {files.attempt}, log in {files.run.attempt(files.attempt).train_log}"
-    if state.word in _BROKE and (cause := _cause(files, state)):
+    if cause := _cause(seen, history):
         yield f"  cause       {cause}"
+    if history.exclude:
+        yield f"  excluded    {', '.join(history.exclude)}"
     yield f"  directory   {files.run.path}"
 
 
-def _cause(files: Files, state: State) -> str:
-    """What broke, as far as the files tell."""
-    if files.attempt:
-        return first_cause(files.run.attempt(files.attempt).path, _processes(files))
-    if state.job and (log := files.run.job_log(state.job.id)).is_file():  # it ended before training began
+def _cause(seen: Seen, history: History) -> str:
+    """Why a run stands still: what it was decided by, else how its last attempt ended."""
+    files, state = seen.files, seen.state
+    if state.active or state.word == "finished":
+        return ""
+    if history.decision and history.decision.action == "stop":
+        return history.decision.sentence
+    if history.starts:
+        last = history.starts[-1]
+        return "" if last.attempt.ending.kind == "ended" else last.cause
+    if (
+        state.word in _BROKE and state.job and (log := files.run.job_log(state.job.id)).is_file()
+    ):  # before training began
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         return lines[-1].strip() if lines else ""
     return ""
 
 
-def _processes(files: Files) -> int:
-    """How many ranks the run has."""
-    with contextlib.suppress(MoekitError):
-        return load(str(files.run.recipe)).recipe.parallel.gpus or 1
-    return len(files.exits)
-
-
-def _next(files: Files, state: State) -> str:
-    if files.local:
-        return "" if state.word == "finished" else "the `moekit launch` that began it goes on with it"
-    if state.active:
-        return "moekit logs -f NAME"
-    if state.word == "finished":
+def next_command(seen: Seen, history: History, profile: str | None) -> str:
+    """What one does next with a run, to be typed as it is where that is a command; empty where there is nothing."""
+    files, state, decision = seen.files, seen.state, history.decision
+    name = f"{files.name}{with_profile(profile)}"
+    if state.word == "finished" or (decision and decision.action == "finished"):
         return ""
+    if files.local:
+        return "the `moekit launch` that began it goes on with it"
+    if state.active:
+        return f"moekit logs -f {name}"
     if state.word == "refused":
         return "the same launch again, once what it asks for is mended"
-    begins = files.attempt and not files.checkpoint
-    return "moekit resume NAME" + (" --anew, since there is no complete checkpoint" if begins else "")
+    if files.attempt and decision and not decision.step:
+        return f"moekit resume {name} --anew, since there is no complete checkpoint"
+    if decision and decision.action == "stop":
+        return f"moekit resume {name} --anyway, once the cause is gone"
+    return f"moekit resume {name}"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from moekit.job.endings import STOPPED, exit_records, last_step
 from moekit.launch.processes import LOCK
@@ -14,6 +16,14 @@ from moekit.launch.slurm_text import Job, number
 from moekit.problems import Problem
 from moekit.runs import submissions
 from moekit.runs.submissions import Submission
+
+if TYPE_CHECKING:
+    from moekit.job.retry import Decision
+
+RETURNS_S = 600.0
+"""A job that has ended can be put back into the queue until Slurm forgets it (slurm.conf: MinJobAge, 300 s unsaid)."""
+_CLOCKS_S = 5.0
+"""Nodes, file system and controller may differ by so much."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +69,24 @@ class Files:
         return self.submissions[0].number if self.submissions else 0
 
     @property
+    def newest_job(self) -> str | None:
+        """The newest submission's job."""
+        return self.submissions[0].job if self.submissions else None
+
+    @property
     def open_jobs(self) -> list[str]:
         """The jobs whose end nobody has put down yet, the oldest first."""
         return [one.job for one in reversed(self.submissions) if one.job and not one.ended]
+
+    @property
+    def job_that_may_be_back(self) -> str | None:
+        """The newest job, where its end was put down and Slurm may have put it back into its queue since then."""
+        newest = self.submissions[0] if self.submissions else None
+        if newest is None or newest.ended is None:
+            return None
+        ended = newest.ended.end or newest.time
+        again = _modified(f"{self.run.jobs}/{number(newest.job or '')}") > ended + _CLOCKS_S  # its first act
+        return newest.job if again or abs(time.time() - ended) < RETURNS_S else None
 
     @property
     def unsubmitted_jobs(self) -> list[str]:
@@ -191,8 +216,14 @@ def _finished(files: Files, state: State) -> State:
     return State("finished", "", state.job) if files.done or ended_well else state
 
 
-def cannot_resume(files: Files, state: State, anew: bool) -> Problem | None:
-    """Why no further job of a run can be submitted; None where it can."""
+def cannot_resume(
+    files: Files, state: State, decision: Decision | None, anew: bool = False, anyway: bool = False
+) -> Problem | None:
+    """Why no further job of a run can be submitted; None where it can.
+
+    `decision` is what that job would decide itself. `anew` says that it may begin anew, `anyway` that it may go on in
+    spite of a decision to stop.
+    """
     name, place = files.name, str(files.run.path)
     if files.local:
         what = f"run `{name}` is trained on this machine"
@@ -206,12 +237,20 @@ def cannot_resume(files: Files, state: State, anew: bool) -> Problem | None:
     if state.word == "unknown":
         what = f"Slurm does not answer, so whether run `{name}` has a job is not known"
         return Problem(place, what, "two jobs would write over each other's checkpoints: try again when Slurm answers")
-    if state.word == "finished":
+    if state.word == "finished" or (decision and decision.action == "finished"):
         what = f"run `{name}` is finished, at step {max(files.checkpoint, files.step):,}"
         return Problem(place, what, "`moekit launch` with `--name` trains another")
-    if files.attempt and not files.checkpoint and not anew:
-        what = f"run `{name}` has no complete checkpoint, so a further job would begin anew"
-        return Problem(place, what, f"`moekit resume {name} --anew` does that")
+    if decision is None or not files.attempt:
+        return None
+    stop = f"run `{name}` does not go on: {decision.sentence}" if decision.action == "stop" else ""
+    if not decision.step and not anew:
+        what = stop or f"run `{name}` has no complete checkpoint, so a further job would begin anew"
+        return Problem(
+            place, what, f"`moekit resume {name} --anew` {'begins anew all the same' if stop else 'does that'}"
+        )
+    if stop and decision.step and not anyway:
+        hint = f"`moekit resume {name} --anyway` goes on from step {decision.step:,} all the same"
+        return Problem(place, stop, hint)
     return None
 
 

@@ -18,7 +18,7 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,8 +57,8 @@ class Submission:
         return self.job is None and not self.in_hand and self.phase in ("submitting", "unanswered")
 
 
-def read(run: RunDir) -> list[Submission]:
-    """The submissions of a run, the newest first, down to the first whose end is known."""
+def read(run: RunDir, whole: bool = False) -> list[Submission]:
+    """The submissions of a run, the newest first, down to the first whose end is known; all of them if `whole`."""
     found = []
     folder = str(run.submissions)
     for number in sorted(_numbers(folder), reverse=True):
@@ -67,9 +67,14 @@ def read(run: RunDir) -> list[Submission]:
             open(f"{folder}/{number}.json", encoding="utf-8") as file,  # noqa: PTH123
         ):
             found.append(_submission(number, json.load(file)))
-            if found[-1].phase == "ended":
+            if found[-1].phase == "ended" and not whole:
                 break
     return found
+
+
+def ends(run: RunDir) -> list[Job]:
+    """How the jobs of a run ended, of all submissions whose end is known."""
+    return [one.ended for one in read(run, whole=True) if one.ended]
 
 
 def started_jobs(run: RunDir) -> list[str]:
@@ -113,6 +118,13 @@ def record_end(run: RunDir, submission: Submission, job: Job) -> None:
     ended = {"state": job.state, "reason": job.reason, "exit_code": job.exit_code, "start": job.start, "end": job.end}
     with contextlib.suppress(OSError):
         record(run, submission.number, "ended", job=submission.job, nodes=job.nodes, node_count=job.node_count, **ended)
+
+
+def reopen(run: RunDir, submission: Submission) -> Submission:
+    """A submission whose job came back after its end was put down; said so in its file, where one may write."""
+    with contextlib.suppress(OSError):
+        record(run, submission.number, "submitted", job=submission.job)
+    return replace(submission, phase="submitted", ended=None)
 
 
 def adopt(run: RunDir, jobs: list[str], known: list[Submission]) -> None:
