@@ -173,7 +173,7 @@ def start(run: Path, nodes: Sequence[str]) -> list[str]:
         return ["exit", "0" if decision.action == "finished" else "1"]
     number = _new_attempt(run, max((attempt.number for attempt in attempts), default=0) + 1)
     _write(run / "attempts" / str(number) / "decision.json", _as_json(decision, nodes))
-    argv = "argv.resume" if found.step else "argv.first"
+    argv = "argv.resume" if found.folder else "argv.first"
     _say(f"attempt {number} with {argv}: {decision.sentence}")
     return ["go", str(number), argv]
 
