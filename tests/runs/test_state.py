@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import socket
 import subprocess
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from moekit.job.retry import Decision
 from moekit.launch.rundir import RunDir
 from moekit.launch.slurm_text import Job
 from moekit.problems import MoekitError
@@ -93,10 +95,52 @@ def test_without_an_answer_nothing_is_known(known: Files) -> None:
     ],
 )
 def test_what_can_be_resumed(known: Files, state: State, refused: str | None) -> None:
-    problem = cannot_resume(known, state, anew=False)
+    decision = Decision("resume" if known.checkpoint else "first", "it goes on", known.checkpoint)
+    problem = cannot_resume(known, state, decision)
     assert (problem.what if problem else None) == refused
     if known.attempt and not known.checkpoint:
-        assert cannot_resume(known, state, anew=True) is None
+        assert cannot_resume(known, state, decision, anyway=True) == problem  # which does not say where from
+        assert cannot_resume(known, state, decision, anew=True) is None
+
+
+@pytest.mark.parametrize(
+    ("step", "option", "does"), [(80, "anyway", "goes on from step 80"), (0, "anew", "begins anew")]
+)
+def test_a_run_that_is_to_stop_goes_on_when_one_says_how(step: int, option: str, does: str) -> None:
+    decision = Decision("stop", "rank 0 ran out of memory", step)
+    known, state = files(**SAVED), State("failed")
+    problem = cannot_resume(known, state, decision)
+    assert problem is not None
+    assert problem.what == "run `x` does not go on: rank 0 ran out of memory"
+    assert problem.hint == f"`moekit resume x --{option}` {does} all the same"
+    said = {"anyway": False, "anew": False, option: True}
+    assert cannot_resume(known, state, decision, **said) is None
+    other = {name: not value for name, value in said.items()}
+    assert cannot_resume(known, state, decision, **other) == problem
+
+
+def test_a_run_is_finished_where_its_job_would_say_so() -> None:
+    problem = cannot_resume(files(**SAVED), State("failed"), Decision("finished", "training is finished, at step 100"))
+    assert problem is not None
+    assert problem.what == "run `x` is finished, at step 90"
+
+
+@pytest.mark.parametrize(
+    ("ended_before_s", "started_again", "asked"), [(60, False, True), (3600, False, False), (3600, True, True)]
+)
+def test_a_job_that_has_ended_may_come_back(
+    run: RunDir, ended_before_s: float, started_again: bool, asked: bool
+) -> None:
+    """While Slurm can requeue it; later its own file says so."""
+    ended_at = time.time() - ended_before_s
+    run.jobs.mkdir()
+    (run.jobs / "7").touch()
+    os.utime(run.jobs / "7", (ended_at - 5, time.time() if started_again else ended_at - 5))
+    submissions.claim(run, 0)
+    submissions.record(run, 1, "submitted", job="7")
+    submissions.record_end(run, submissions.read(run)[0], Job("7", "NODE_FAIL", start=ended_at - 60, end=ended_at))
+    assert read_files(run).job_that_may_be_back == ("7" if asked else None)
+    assert read_files(run).open_jobs == []
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import checkpoint_double
 import pytest
 from cluster import Cluster
 
@@ -284,11 +285,13 @@ def test_a_finished_run_is_left_alone(slurm: Cluster) -> None:
     it = job(
         slurm, "finished", "dense\ntrain: {iters: 20, exit_interval: 7}\ncheckpoint: {save: true, save_interval: 7}"
     )
-    (it.run / "checkpoints").mkdir()
-    latest = it.run / "checkpoints/latest_checkpointed_iteration.txt"
-    for step, attempts in (("6", 1), ("14", 1), ("20", 1), ("release", 2)):
-        latest.write_text(step)
+    checkpoint_double.write(it.run / "checkpoints/release")
+    (it.run / "checkpoints/latest_checkpointed_iteration.txt").write_text("release")
+    for step, attempts in ((0, 1), (6, 2), (14, 2), (20, 2)):
+        if step:
+            checkpoint_double.save(it.run / "checkpoints", step)
         assert it.ends() == "COMPLETED", it.log
         assert len(list((it.run / "attempts").iterdir())) == attempts
-    assert it.log.count("nothing to do") == 2
+    for step in (14, 20):
+        assert f"training is finished, at step {step}" in it.log
     assert len(list((it.run / "jobs").iterdir())) == 4

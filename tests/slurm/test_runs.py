@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import checkpoint_double
 import pytest
 from cluster import Cluster
 
@@ -27,7 +28,8 @@ TRAINER = """#!/bin/bash
 end() { mkdir -p "attempts/$MOEKIT_ATTEMPT/exit"; for ((r = SLURM_NODEID * 8; r < SLURM_NODEID * 8 + 8; r++)); do
     echo "{\\"code\\": $1, \\"reason\\": \\"$2\\", \\"time\\": 1.0}" >"attempts/$MOEKIT_ATTEMPT/exit/rank$r.json"; done
     exit "$1"; }
-save() { mkdir -p "checkpoints/$(printf iter_%07d "$1")"; echo "$1" >checkpoints/latest_checkpointed_iteration.txt; }
+save() { mkdir -p checkpoints; cp -r ../../complete "checkpoints/$(printf iter_%07d "$1")"
+    echo "$1" >checkpoints/latest_checkpointed_iteration.txt; }
 [[ $SLURM_NODEID = 0 ]] && echo "attempt $MOEKIT_ATTEMPT speaks"
 case $PWD in
     *waits*) sleep 60 ;;
@@ -46,6 +48,8 @@ def profile(slurm: Cluster, monkeypatch: pytest.MonkeyPatch) -> Path:
     trainer = slurm.shared_root / "trainer"
     trainer.write_text(TRAINER)
     trainer.chmod(0o755)
+    if not (slurm.shared_root / "complete").exists():
+        checkpoint_double.write(slurm.shared_root / "complete")
     (slurm.shared_root / "data/fineweb-edu").mkdir(parents=True, exist_ok=True)
     (slurm.shared_root / "data/fineweb-edu/data-args.txt").touch()
     (slurm.shared_root / "tokenizers/llama-3.2").mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import checkpoint_double
 import pytest
 from cluster import Cluster
 from test_runs import jobs_of, profile  # noqa: F401  # a fixture among them
@@ -17,7 +18,8 @@ BLOCKS = re.findall(r"^```text slurm\n\$ (.*?)\n(.*?)^```$", PAGE.read_text(), r
 
 TRAINER = """#!/bin/bash
 # Saves at step 100 and stops, at the last one the second time.
-save() { mkdir -p "checkpoints/$(printf iter_%07d "$1")"; echo "$1" >checkpoints/latest_checkpointed_iteration.txt; }
+save() { mkdir -p checkpoints; cp -r ../../complete "checkpoints/$(printf iter_%07d "$1")"
+    echo "$1" >checkpoints/latest_checkpointed_iteration.txt; }
 folder=attempts/$MOEKIT_ATTEMPT
 sleep 2
 mkdir -p "$folder/exit"
@@ -48,6 +50,7 @@ def test_the_page_shows_what_is_printed(slurm: Cluster, profile: Path, tmp_path:
     for folder in ("data/fineweb-edu", "tokenizers/llama-3.2"):
         (root / folder).mkdir(parents=True)
     (root / "data/fineweb-edu/data-args.txt").touch()
+    checkpoint_double.write(root / "complete")
     trainer = root / "trainer"
     trainer.write_text(TRAINER)
     trainer.chmod(0o755)
