@@ -22,12 +22,12 @@ from moekit.runs.look import Seen
 
 _SLURMS_WORDS = {
     "BOOT_FAIL": "its nodes did not boot",
-    "CANCELLED": "it was cancelled",
-    "DEADLINE": "its deadline came",
-    "NODE_FAIL": "a node of it failed",
-    "OUT_OF_MEMORY": "a node of it was out of memory",
-    "PREEMPTED": "it was preempted",
-    "TIMEOUT": "its time limit came",
+    "CANCELLED": "somebody ended its job",
+    "DEADLINE": "its job's deadline came",
+    "NODE_FAIL": "a node failed",
+    "OUT_OF_MEMORY": "a node was out of memory",
+    "PREEMPTED": "another job took its nodes",
+    "TIMEOUT": "its job's time limit came",
 }
 """What Slurm says of a job that it ended itself."""
 _CLOCKS_S = 5.0
@@ -142,7 +142,7 @@ def _ends(seen: Seen) -> dict[str, Job]:
 def _cause(attempt: Attempt, ends: Mapping[str, Job]) -> str:
     """Why an attempt ended, in Slurm's word first where Slurm ended it."""
     said, job = attempt.ending.sentence, ends.get(attempt.job)
-    if job is None or job.state not in _SLURMS_WORDS or attempt.ending.kind not in ("lost", "stopped", "killed"):
+    if job is None or job.state not in _SLURMS_WORDS or attempt.ending.kind == "ended":
         return said
     if (job.start or 0) > attempt.start + _CLOCKS_S:  # that was a later start of the same job
         return said
