@@ -1,7 +1,7 @@
 """What goes wrong inside a training process. A run gets this file as `job/sitecustomize.py`, which every Python there
 imports when it starts; a rank then asks, at each of its points, the file `fault/plan.json` whether now is the time:
 
-    {"point": "step", "rank": 1, "do": "hold"}
+    [{"point": "step", "rank": 1, "do": "hold"}]
 
 Points of a rank, in the order in which it comes by:
 
@@ -17,17 +17,18 @@ Points of a rank, in the order in which it comes by:
 
 What it does there:
 
-    hold             say so in `fault/reached`, and wait for `fault/go`
-    nan              make the loss NaN, and keep the plan: the step is done again (step only)
+    hold             wait for `fault/go`; as ever, `fault/reached` says that it is there
+    nan              make the loss NaN (step only)
     exit N           `sys.exit(N)`
     vanish N         end with code N, and without any word
     signal N         send itself signal N
     memory           raise torch.OutOfMemoryError
     raise TEXT       raise a RuntimeError
-    name HOST        from now on be on a machine of this name, and keep the plan
+    name HOST        from now on be on a machine of this name
 
-Besides, a plan may say `"iteration"` (the first at which it holds), `"node"` (the host name), `"attempt"`, and `"keep":
-true`, without which it is done once: the rank that does it renames it to `fault/done.json`.
+Besides, a plan may say `"iteration"` (the first at which it holds), `"node"` (the host name) and `"attempt"`. With
+`"keep": true` it is done each time, else once: the rank that does it makes a file `fault/done.<its place>`. The file
+holds a list of plans.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ import functools
 import importlib.machinery
 import json
 import os
-import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,33 +49,38 @@ POINTS = ("begin", "load", "first", "step", "shards", "metadata", "tracker", "va
 state = {"iteration": 0}
 
 
-def plan(point: str) -> dict[str, Any] | None:
-    """The plan, if it is for this rank, here and now."""
+def plans(point: str) -> Iterator[dict[str, Any]]:
+    """The plans that are for this rank, here and now."""
+    said = []
     with contextlib.suppress(OSError, ValueError):
         said = json.loads(PLAN.read_text())
-        here = {
-            "point": point,
-            "rank": int(os.environ["RANK"]),
-            "attempt": int(os.environ["MOEKIT_ATTEMPT"]),
-            "node": os.uname()[1],
-        }
-        if all(said.get(name, value) == value for name, value in here.items()):
-            return said if state["iteration"] >= said.get("iteration", 0) else None
-    return None
+    here = {
+        "point": point,
+        "rank": int(os.environ["RANK"]),
+        "attempt": int(os.environ["MOEKIT_ATTEMPT"]),
+        "node": os.uname()[1],
+    }
+    for place, one in enumerate(said):
+        now = all(one.get(name, value) == value for name, value in here.items())
+        if not now or state["iteration"] < one.get("iteration", 0):
+            continue
+        if not one.get("keep"):
+            with contextlib.suppress(FileExistsError):
+                Path(f"fault/done.{place}").touch(exist_ok=False)
+                yield one
+        else:
+            yield one
 
 
 def at(point: str) -> bool:
-    """Do what the plan says of this point; whether the loss is to be NaN."""
-    said = plan(point)
-    if said is None:
-        return False
-    what, _, how = said["do"].partition(" ")
-    if not said.get("keep") and what not in ("nan", "name"):
-        PLAN.rename("fault/done.json")
-    if what in ("nan", "name"):
-        REACHED.write_text(f"{point} {state['iteration']}\n")
+    """Do what the plans say of this point; whether the loss is to be NaN."""
+    return any(do(*one["do"].partition(" ")[::2], point) for one in plans(point))
+
+
+def do(what: str, how: str, point: str) -> bool:
+    """Do one thing; whether the loss is to be NaN."""
+    REACHED.write_text(f"{point} {state['iteration']}\n")
     if what == "hold":
-        REACHED.write_text(f"{point} {state['iteration']}\n")
         ends = time.monotonic() + 900
         while not GO.exists() and time.monotonic() < ends:
             time.sleep(0.02)

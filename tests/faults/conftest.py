@@ -1,0 +1,6 @@
+"""The test cluster is that of tests/slurm/."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "slurm"))
