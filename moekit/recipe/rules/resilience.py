@@ -174,6 +174,36 @@ def a_faulty_step_is_planned_anew(recipe: Recipe, target: Target) -> Iterator[Vi
         )
 
 
+def a_run_that_comes_back_has_saved(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """What a job goes on from when it is back out of the queue is its last checkpoint.
+
+    Megatron, never: each start begins at the beginning, and none comes to its end (moekit/job/retry.py).
+    """
+    if recipe.resilience.requeue and not recipe.checkpoint.save:
+        yield Violation(
+            ("resilience.requeue", "checkpoint.save"),
+            "`resilience.requeue` goes on from the last checkpoint, and without `checkpoint.save` there is none",
+            "add `save: true` and a `save_interval` to `checkpoint`",
+        )
+
+
+def a_job_goes_back_before_its_end(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """A job can put itself back into the queue while it has its nodes, and at the time limit it has them no more.
+
+    Megatron, later: Slurm ends it for good, and what it trained since its last checkpoint is gone (moekit/launch/script.py).
+    A warning: a run may end before that.
+    """
+    resilience = recipe.resilience
+    told = resilience.exit_signal_handler or resilience.exit_duration_in_mins
+    if resilience.requeue and recipe.checkpoint.save and not told:
+        yield Violation(
+            ("resilience.requeue", "resilience.exit_signal_handler"),
+            "at its time limit Slurm ends the job for good, `resilience.requeue` or not, and nobody saves before",
+            "add `exit_signal_handler: true`, and it is told to save and end ahead of that",
+            "warning",
+        )
+
+
 RULES: tuple[Rule, ...] = (
     an_early_end_is_saved,
     a_rerun_has_its_checkpoint,
@@ -184,4 +214,6 @@ RULES: tuple[Rule, ...] = (
     torchrun_waits_for_the_last_save,
     a_run_ends_before_its_job,
     a_faulty_step_is_planned_anew,
+    a_run_that_comes_back_has_saved,
+    a_job_goes_back_before_its_end,
 )
