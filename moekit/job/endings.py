@@ -25,6 +25,7 @@ RERUN, INVALID = 16, 17
 (megatron/core/rerun_state_machine.py:37-40 of 0.19.2)."""
 
 _ILLEGAL_INSTRUCTION = (128 + 4, -4)
+_TAKEN = "Slurm took its nodes: preempted, requeued, cancelled, at its time limit, or its first node failed"
 _LOG_TAIL_BYTES = 16 << 20
 _METRICS_TAIL_BYTES = 8192
 _CONSEQUENCE = re.compile(r"connection|peer|socket|broken pipe|timed? ?out|nccl|gloo|store", re.IGNORECASE)
@@ -73,8 +74,8 @@ def first_cause(attempt: Path, world: int) -> str:
     return ending(attempt, world).sentence
 
 
-def ending(attempt: Path, world: int, taken: bool = False) -> Ending:
-    """How an attempt of `world` ranks ended; `taken`: the batch shell did not live to see it."""
+def ending(attempt: Path, world: int, taken: bool = False, srun_code: int = 0) -> Ending:
+    """How an attempt of `world` ranks ended; `taken`: the batch shell did not live to see srun's exit code."""
     records = exit_records(attempt)
     text = _tail(attempt / "train.log", _LOG_TAIL_BYTES)
     killed = killed_ranks(text)
@@ -83,7 +84,19 @@ def ending(attempt: Path, world: int, taken: bool = False) -> Ending:
     if any(record["reason"] == GAVE_UP for record in records.values()):
         said = re.findall(r"^>> (.*?)(?: <<)?$", text, re.MULTILINE)
         return Ending("gave_up", f"Megatron left without training{': ' + said[-1] if said else ''}")
-    return _validation(records, text) or _broken(records, killed, text, world) or _gone(records, text, taken, world)
+    if taken and _only_heard(records):
+        return Ending("lost", _TAKEN)
+    return (
+        _validation(records, text)
+        or _broken(records, killed, text, world)
+        or _gone(records, text, world, taken, srun_code)
+    )
+
+
+def _only_heard(records: dict[int, dict[str, Any]]) -> bool:
+    """Whether those ranks that failed did so because others were gone, or what they write to."""
+    failed = [record for record in records.values() if record["code"] not in (0, *STOPPED)]
+    return bool(failed) and all(_CONSEQUENCE.search(record["reason"]) for record in failed)
 
 
 def _validation(records: dict[int, dict[str, Any]], text: str) -> Ending | None:
@@ -93,7 +106,8 @@ def _validation(records: dict[int, dict[str, Any]], text: str) -> Ending | None:
         if any(record["code"] == code for record in records.values()):
             found = not_a_number(text) or "Megatron found a result that cannot be right"
             return Ending(kind, f"{found}, exit {code}", suspects)
-    if found := not_a_number(text):
+    failed = any(record["code"] not in (0, *STOPPED) for record in records.values())
+    if failed and (found := not_a_number(text)):
         return Ending("failed", found, suspects)
     return None
 
@@ -119,7 +133,7 @@ def _broken(records: dict[int, dict[str, Any]], killed: dict[int, int], text: st
         what = f"rank {dead[0]} was killed (SIGKILL): most often the machine was out of memory"
         return Ending("killed", what, (dead[0],))
     silent = [rank for rank in range(world) if rank not in records]
-    if silent and failed and all(_CONSEQUENCE.search(records[rank]["reason"]) for _, rank in failed):
+    if silent and _only_heard(records):
         heard = f"rank {failed[0][1]}: {_line(records[failed[0][1]]['reason'])}"
         return Ending("lost", f"rank {silent[0]} ended without a word ({heard})", (silent[0],))
     if failed:
@@ -136,14 +150,15 @@ def _broken(records: dict[int, dict[str, Any]], killed: dict[int, int], text: st
     return None
 
 
-def _gone(records: dict[int, dict[str, Any]], text: str, taken: bool, world: int) -> Ending:
+def _gone(records: dict[int, dict[str, Any]], text: str, world: int, taken: bool, srun_code: int) -> Ending:
     """Nobody failed: all were told to end, or taken away."""
     node = re.search(r"Node failure on (\S+)", text)
     if node:
         return Ending("lost", f"node {node[1]} failed")
     if taken:
-        what = "Slurm took its nodes: preempted, requeued, cancelled, at its time limit, or its first node failed"
-        return Ending("lost", what)
+        return Ending("lost", _TAKEN)
+    if srun_code == 128 + 9 and len(records) < world:
+        return Ending("lost", "srun was killed (SIGKILL)")
     if records and all(record["code"] in (0, *STOPPED) for record in records.values()):
         if len(records) == world:
             return Ending("stopped", "its ranks were told to end (SIGTERM) and did not save")

@@ -183,7 +183,7 @@ def end(run: Path, code: int, nodes: Sequence[str]) -> list[str]:
     facts = read_facts(run)
     number = max(attempt.number for attempt in read_attempts(run, facts))
     folder = run / "attempts" / str(number)
-    how = ending(folder, facts.world)
+    how = ending(folder, facts.world, srun_code=code)
     found = checkpoints.latest(run / "checkpoints")
     _put_down(folder, how, found.step, time.time(), code)
     attempts = read_attempts(run, facts)

@@ -158,6 +158,26 @@ def test_taken_away_with_its_batch_shell(attempt: Path) -> None:
     assert ending(attempt, 2, taken=True).kind == "failed"
 
 
+def test_with_its_batch_shell_goes_what_ranks_write_to(attempt: Path) -> None:
+    for rank in (0, 1):
+        leave(attempt, rank, 1, "BrokenPipeError: [Errno 32] Broken pipe", 1.0)
+    assert ending(attempt, 2, taken=True).kind == "lost"
+    assert ending(attempt, 2).kind == "failed"
+
+
+def test_srun_killed(attempt: Path) -> None:
+    (attempt / "train.log").write_text("Storing distributed optimizer sharded state\n")
+    assert ending(attempt, 2, srun_code=137).sentence == "srun was killed (SIGKILL)"
+    assert ending(attempt, 2, srun_code=1).kind == "failed"
+
+
+def test_a_spike_that_training_went_on_from_is_no_cause(attempt: Path) -> None:
+    (attempt / "train.log").write_text(RERUN)
+    leave(attempt, 0, 143, "SIGTERM", 1.0)
+    leave(attempt, 1, 143, "SIGTERM", 1.0)
+    assert ending(attempt, 2).kind == "stopped"
+
+
 def test_a_long_log_is_read_from_its_end(attempt: Path) -> None:
     with (attempt / "train.log").open("w") as log:
         log.write("Traceback (most recent call last):\nValueError: long ago\n")
