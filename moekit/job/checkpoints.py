@@ -16,17 +16,18 @@ from pathlib import Path
 from typing import Iterator
 
 if __package__:
-    from .saved import UnreadableError, differences, saved_arguments, stored, unzipped
+    from .saved import UnreadableError, common_state, differences, saved_arguments, stored, unzipped
 else:  # in a run's `job/`
     from saved import (  # type: ignore[import-not-found,no-redef]
         UnreadableError,
+        common_state,
         differences,
         saved_arguments,
         stored,
         unzipped,
     )
 
-__all__ = ["Found", "differences", "latest", "missing", "prune", "saved_arguments", "settle"]
+__all__ = ["Found", "UnreadableError", "differences", "latest", "missing", "prune", "saved_arguments", "settle"]
 
 TRACKER = "latest_checkpointed_iteration.txt"
 INCOMPLETE = "incomplete"
@@ -87,12 +88,7 @@ def _missing_of_distributed(folder: Path) -> str:
         json.loads((folder / "metadata.json").read_bytes())
     except ValueError:
         return "`metadata.json` is cut off"
-    if common.exists():
-        with common.open("rb") as file:
-            unzipped(file, common.name)
-    elif not any(name.startswith("common_state/") for name in parts):
-        return "`common.pt` is missing"
-    return ""
+    return "`common.pt` is missing" if common_state(folder) is None else ""
 
 
 def _missing_of_ranks(folder: Path) -> str:

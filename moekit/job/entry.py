@@ -8,6 +8,7 @@ MOEKIT_DEVICE     `cpu` or `gpu`
 MOEKIT_MEGATRON   a Megatron-LM checkout; unset: the installed megatron-core
 MOEKIT_STACK      `hybrid` for `pretrain_hybrid.py`, which trains hybrid stacks; unset: `pretrain_gpt.py`
 MOEKIT_ROUTING_TRACE_LAST_ITERS   trace the routing of this many last iterations too; unset: none
+MOEKIT_KEEP_LAST, MOEKIT_KEEP_EVERY   checkpoints that stay: the newest so many, and the multiples; unset: all
 
 It writes, in `attempts/<number>/`, `installed.json` and `software.json` (rank 0), `metrics.jsonl` (the last rank),
 `exit/rank<r>.json` (each).
@@ -19,6 +20,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 
@@ -29,13 +31,22 @@ def main() -> None:
     attempt, rank = int(os.environ["MOEKIT_ATTEMPT"]), int(os.environ.get("RANK", "0"))
     folder = Path("attempts", str(attempt)).absolute()
     sys.argv[1:] = [with_attempt(argument, attempt) for argument in sys.argv[1:]]
-    exits.run_recorded(lambda: train(folder, rank), folder / "exit" / f"rank{rank}.json")
+    with keeping_checkpoints(rank):
+        exits.run_recorded(lambda: train(folder, rank), folder / "exit" / f"rank{rank}.json")
 
 
 def with_attempt(argument: str, attempt: int) -> str:
     """`argument`, with a leading `attempts/N/` made that of the real attempt."""
     prefix = "attempts/N/"
     return f"attempts/{attempt}/{argument[len(prefix) :]}" if argument.startswith(prefix) else argument
+
+
+def keeping_checkpoints(rank: int) -> AbstractContextManager[None]:
+    """On rank 0, where a run keeps only some of its checkpoints: delete the others while it trains, and at its end."""
+    import pruning  # type: ignore[import-not-found]
+
+    last, every = (int(os.environ.get(f"MOEKIT_KEEP_{name}") or 0) for name in ("LAST", "EVERY"))
+    return pruning.pruned(Path("checkpoints").absolute(), last, every or None) if last and rank == 0 else nullcontext()
 
 
 def train(folder: Path, rank: int) -> None:

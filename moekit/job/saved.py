@@ -126,21 +126,27 @@ def stored(folder: Path) -> dict[str, list[tuple[str, int, int]]]:
 def saved_arguments(folder: Path) -> dict[str, Any]:
     """Megatron's arguments when it wrote a checkpoint, by name: those that are numbers, texts, lists of them or None.
 
+    Empty where they stand in none of the places that are known.
+
     Raises:
-        UnreadableError: the file they stand in is broken, or there is none.
+        UnreadableError: the file they stand in is broken; never of a checkpoint that is complete.
         OSError: it cannot be read.
     """
-    common = _common(folder)
+    common = common_state(folder)
     if isinstance(common, list) and len(common) == 1:  # one part of the one object that is stored
         common = common[0]
     arguments = common.get("args") if isinstance(common, dict) else common
     if not isinstance(arguments, argparse.Namespace):
-        raise UnreadableError("there are no arguments in it")
+        return {}
     return {name: value for name, value in vars(arguments).items() if _is_plain(value)}
 
 
-def _common(folder: Path) -> Any:
-    """The part of a checkpoint that every rank has alike, or its arguments alone."""
+def common_state(folder: Path) -> Any:
+    """The part of a checkpoint that every rank has alike, or its arguments alone; None where there is neither.
+
+    Raises:
+        UnreadableError, OSError: as `saved_arguments`.
+    """
     ranks = sorted(folder.glob("mp_rank_*/model_optim_rng.pt"))
     for path in [folder / "common.pt", *ranks[:1]]:
         if path.exists():
@@ -152,7 +158,7 @@ def _common(folder: Path) -> Any:
             with (folder / place).open("rb") as file:
                 file.seek(offset)
                 return unzipped(io.BytesIO(file.read(length)), place)
-    raise UnreadableError("there are no arguments in it")
+    return None
 
 
 def _is_plain(value: Any) -> bool:

@@ -7,11 +7,12 @@ import time
 import traceback
 from dataclasses import dataclass
 
+from moekit.job.checkpoints import Found, settle
 from moekit.job.endings import ended_well
 from moekit.job.hooks import end_iteration
 from moekit.launch.live import Display, Follow, rows_every
 from moekit.launch.processes import environment, guarded, torchrun
-from moekit.launch.rundir import RunDir, checkpointed_step, run_dir
+from moekit.launch.rundir import RunDir, checkpointed_step, job_variables, run_dir
 from moekit.problems import error
 from moekit.recipe.load import Loaded
 from moekit.recipe.sizes import Sizes, sizes, total_steps
@@ -36,6 +37,8 @@ class Plan:
     processes: int
     device: str
     tokens_per_step: int
+    said: tuple[str, ...] = ()
+    """A sentence for each of the run's checkpoints that is passed over."""
 
     @property
     def command(self) -> list[str]:
@@ -46,21 +49,56 @@ class Plan:
 
 
 def next_attempt(loaded: Loaded, run: RunDir) -> Plan:
-    """The next attempt; its folder is made."""
+    """The next attempt; its folder is made.
+
+    Raises:
+        MoekitError: the run had saved a checkpoint, and none that is complete is left.
+    """
     recipe = loaded.recipe
-    own = checkpointed_step(run) if recipe.checkpoint.save else 0
-    start = own or _parents_step(loaded, run)
+    found = _own_checkpoint(loaded, run) if recipe.checkpoint.save else Found()
+    resumes = found.folder is not None
+    start = found.step if resumes else _parents_step(loaded, run)
     return Plan(
         loaded=loaded,
         run=run,
         attempt=run.new_attempt(),
-        resumes=own > 0,
+        resumes=resumes,
         start=start,
         end=end_iteration(start, _total_steps(loaded), recipe.train.exit_interval),
         processes=processes(loaded),
         device=recipe.runtime.device or "gpu",
         tokens_per_step=_sizes(loaded).tokens_per_step,
+        said=found.said,
     )
+
+
+def _own_checkpoint(loaded: Loaded, run: RunDir) -> Found:
+    """What a start goes on from, and what is not complete out of its way; never random weights where there was one."""
+    try:
+        found = settle(run.checkpoints)
+    except OSError as failure:
+        what = f"the checkpoints cannot be looked through: {(failure.strerror or str(failure)).lower()}"
+        raise error(what, where=str(failure.filename or run.checkpoints)) from None
+    if found.folder is None and (run.latest_checkpoint.exists() or _has_saved(loaded, run)):
+        why = f": {'; '.join(found.said)}" if found.said else ""
+        what = f"run `{run.path.name}` had saved a checkpoint, and none that is complete is left{why}"
+        anew = "remove the run's folder or give another name with `--name`"
+        raise error(what, f"bring one back there; or, to train from the beginning, {anew}", str(run.checkpoints))
+    return found
+
+
+def _has_saved(loaded: Loaded, run: RunDir) -> bool:
+    """Whether earlier attempts tell of a save: one came to its end, or to a step that comes only after one."""
+    steps, recipe = MetricsReader(run.path).poll(), loaded.recipe
+    if not steps:
+        return False
+    newest = max(step.attempt for step in steps)
+    if ended_well(run.attempt(newest).path, processes(loaded)):
+        return True
+    interval, begun = recipe.checkpoint.save_interval or 0, max(step.step for step in steps) - 1
+    if recipe.checkpoint.async_save:
+        begun -= interval  # one save is awaited by the next
+    return interval > 0 and begun // interval * interval >= min(step.step for step in steps)
 
 
 def _parents_step(loaded: Loaded, run: RunDir) -> int:
@@ -110,8 +148,8 @@ def is_finished(loaded: Loaded, run: RunDir) -> bool:
 def watch(plan: Plan, lock: int, display: Display) -> Follow:
     """Run an attempt to its end and show it; what it came to. How it ended, its ranks have written."""
     recipe, folder = plan.loaded.recipe, plan.run.attempt(plan.attempt)
-    trace_last_iters, variables = recipe.monitor.routing_trace_last_iters, recipe.runtime.environment or {}
-    env = environment(plan.device, plan.processes, plan.attempt, trace_last_iters, variables, os.environ)
+    variables = recipe.runtime.environment or {}
+    env = environment(plan.device, plan.processes, plan.attempt, job_variables(recipe), variables, os.environ)
     every = rows_every(recipe.log.interval or 1, plan.end)
     follow = Follow(plan.run.path, plan.attempt, plan.end, plan.tokens_per_step, every)
     with (

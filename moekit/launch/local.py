@@ -187,6 +187,8 @@ def _say_start(plan: Plan, display: Display) -> None:
         display.fact("needs", f"about {needed_gib:.0f} GiB of memory, {needs.DISK_GIB:.0f} GiB of disk")
         if warning := needs.memory_warning(plan.loaded):
             display.fact("warning", warning)
+    for sentence in plan.said:
+        display.fact("warning", sentence)
     if plan.resumes:
         display.fact("resume", f"from the checkpoint of iteration {plan.start}, as attempt {plan.attempt}")
     elif plan.attempt > 1:

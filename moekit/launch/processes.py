@@ -68,7 +68,7 @@ def environment(
     device: str,
     processes: int,
     attempt: int,
-    trace_last_iters: int | None,
+    job: Mapping[str, str | None],
     recipe: Mapping[str, str | None],
     outer: Mapping[str, str],
 ) -> dict[str, str]:
@@ -89,10 +89,8 @@ def environment(
     }
     if device == "cpu":
         ours["CUDA_VISIBLE_DEVICES"] = ""
-    if trace_last_iters:
-        ours["MOEKIT_ROUTING_TRACE_LAST_ITERS"] = str(trace_last_iters)
     inherited = {name: value for name, value in outer.items() if not name.startswith("MOEKIT_")}
-    merged: dict[str, str | None] = {**inherited, **ours, **recipe}
+    merged: dict[str, str | None] = {**inherited, **ours, **job, **recipe}
     return {name: value for name, value in merged.items() if value is not None}
 
 

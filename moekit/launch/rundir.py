@@ -292,6 +292,16 @@ def run_files(loaded: Loaded, name: str, shared_root: str | Path, cluster: str |
     }
 
 
+def job_variables(recipe: Recipe) -> dict[str, str | None]:
+    """What the files of `job/` do beside Megatron's options, as the variables they read (`job/entry.py`)."""
+    said = {
+        "MOEKIT_ROUTING_TRACE_LAST_ITERS": recipe.monitor.routing_trace_last_iters,
+        "MOEKIT_KEEP_LAST": recipe.checkpoint.keep_last,
+        "MOEKIT_KEEP_EVERY": recipe.checkpoint.keep_every,
+    }
+    return {name: None if value is None else str(value) for name, value in said.items()}
+
+
 def job_files() -> dict[str, str]:
     """What enters the training process: the text of `moekit/job/*.py`."""
     folder = Path(moekit.__file__).parent / "job"

@@ -14,7 +14,7 @@ import moekit
 from moekit import share
 from moekit.cluster.profile import Cluster, over_limits
 from moekit.job.attempts import MAX_ATTEMPTS
-from moekit.launch.rundir import lines, run_dir, run_files
+from moekit.launch.rundir import job_variables, lines, run_dir, run_files
 from moekit.problems import MoekitError, Problem, error
 from moekit.recipe.load import Loaded
 from moekit.recipe.schema import Recipe
@@ -177,13 +177,12 @@ def torchrun_words(recipe: Recipe, cluster: Cluster) -> list[str]:
 
 def environment(recipe: Recipe, cluster: Cluster) -> dict[str, str | None]:
     """The variables of the training processes; None unsets one. The recipe's win over the profile's, its over ours."""
-    last_iters = recipe.monitor.routing_trace_last_iters
     ours = {
         "MOEKIT_DEVICE": recipe.runtime.device or "gpu",
         "MOEKIT_MEGATRON": cluster.megatron_path,
         "MOEKIT_LIBRARY_PATH": ":".join(cluster.library_path) if cluster.library_path else None,
         "MOEKIT_SETUP_SCRIPT": cluster.setup_script,
-        "MOEKIT_ROUTING_TRACE_LAST_ITERS": str(last_iters) if last_iters else None,
+        **job_variables(recipe),
         "MOEKIT_PROFILED_NODES": _profiled_nodes(recipe, cluster),
     }
     if recipe.model.stack == "hybrid":

@@ -199,6 +199,8 @@ _AT_MOST = {
     "train.manual_gc_interval": 2,
     "checkpoint.save_interval": 2,
     "checkpoint.save_retain_interval": 2,
+    "checkpoint.keep_last": 1,
+    "checkpoint.keep_every": 2,
     "log.interval": 1,
     "log.tensorboard_interval": 1,
     "log.memory_interval": 1,

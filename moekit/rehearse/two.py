@@ -11,7 +11,7 @@ from pathlib import Path
 from moekit.job.endings import not_a_number
 from moekit.launch.folders import write
 from moekit.launch.processes import environment
-from moekit.launch.rundir import run_dir, run_files
+from moekit.launch.rundir import job_variables, run_dir, run_files
 from moekit.megatron.installed import Judge
 from moekit.megatron.judgement import problem_of
 from moekit.megatron.ranks import Start, Training
@@ -47,8 +47,8 @@ def _starts_of(small: Loaded, name: str, folder: Path, times: int) -> Iterator[S
     write(run.path, run_files(small, name, folder))
     for argv in (run.argv_first, run.argv_resume)[:times]:
         number = run.new_attempt()
-        last_iters = small.recipe.monitor.routing_trace_last_iters
-        given = environment("cpu", PROCESSES, number, last_iters, small.recipe.runtime.environment or {}, os.environ)
+        own = small.recipe.runtime.environment or {}
+        given = environment("cpu", PROCESSES, number, job_variables(small.recipe), own, os.environ)
         place = str(run.attempt(number).path.relative_to(run.path))
         yield Start(str(run.path), place, argv.read_text(encoding="utf-8").splitlines(), given)
 

@@ -61,7 +61,7 @@ def _by_torchrun(root: Path) -> float:
     subprocess.run(
         command,
         cwd=run.path,
-        env=environment("cpu", 2, number, None, {}, os.environ),
+        env=environment("cpu", 2, number, {}, {}, os.environ),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         check=True,

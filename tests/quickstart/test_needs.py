@@ -165,10 +165,17 @@ def test_visible_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_recipes_environment_wins_and_unsets() -> None:
     outer = {"PATH": "/bin", "MOEKIT_ATTEMPT": "9", "OMP_NUM_THREADS": "64", "GONE": "1", "PYTHONPATH": "/own"}
-    got = environment("cpu", 10_000, 3, 5, {"HF_HUB_OFFLINE": "0", "GONE": None}, outer)
+    got = environment(
+        "cpu",
+        10_000,
+        3,
+        {"MOEKIT_KEEP_LAST": "5", "MOEKIT_KEEP_EVERY": None},
+        {"HF_HUB_OFFLINE": "0", "GONE": None},
+        outer,
+    )
     assert got["MOEKIT_ATTEMPT"] == "3"
-    assert got["MOEKIT_ROUTING_TRACE_LAST_ITERS"] == "5"
+    assert (got["MOEKIT_KEEP_LAST"], "MOEKIT_KEEP_EVERY" in got) == ("5", False)
     assert (got["OMP_NUM_THREADS"], got["HF_HUB_OFFLINE"], got["CUDA_VISIBLE_DEVICES"]) == ("1", "0", "")
     assert "GONE" not in got
     assert got["PYTHONPATH"] == "job"  # a Megatron in the shell's own would be trained
-    assert "CUDA_VISIBLE_DEVICES" not in environment("gpu", 1, 1, None, {}, outer)
+    assert "CUDA_VISIBLE_DEVICES" not in environment("gpu", 1, 1, {}, {}, outer)

@@ -34,6 +34,41 @@ def kept_checkpoints_are_saved_ones(recipe: Recipe, target: Target) -> Iterator[
         )
 
 
+def kept_multiples_are_saved_ones(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """What stays for good is some of what is saved, and all of it where nothing is deleted.
+
+    Megatron, never: it knows nothing of it (moekit/job/checkpoints.py).
+    """
+    saved, every = recipe.checkpoint.save_interval, recipe.checkpoint.keep_every
+    if not recipe.checkpoint.save or not every:
+        return
+    if saved and every % saved:
+        yield Violation(
+            ("checkpoint.keep_every", "checkpoint.save_interval"),
+            f"`checkpoint.keep_every: {every}` is no multiple of `save_interval: {saved}`",
+        )
+    if not recipe.checkpoint.keep_last:
+        yield Violation(
+            ("checkpoint.keep_every", "checkpoint.keep_last"),
+            "`checkpoint.keep_every` does nothing without `checkpoint.keep_last`: all checkpoints stay",
+            "add `keep_last: 3`, or unset it with `null`",
+        )
+
+
+def old_checkpoints_are_deleted_by_one(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Of two that delete, neither keeps what the other deletes.
+
+    Megatron, never: it deletes the checkpoint before each one it saves (megatron/training/checkpointing.py:1023).
+    """
+    checkpoint = recipe.checkpoint
+    if checkpoint.save and checkpoint.save_retain_interval and checkpoint.keep_last:
+        yield Violation(
+            ("checkpoint.keep_last", "checkpoint.save_retain_interval"),
+            "`checkpoint.keep_last` excludes `checkpoint.save_retain_interval`, which leaves no more than one",
+            "with `keep_last`, what `save_retain_interval` keeps is `keep_every`",
+        )
+
+
 def savings_words_are_for_a_run_that_saves(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """How to save says nothing where nothing is saved.
 
@@ -54,6 +89,8 @@ _OF_SAVING = {
     "checkpoint": (
         "save_interval",
         "save_retain_interval",
+        "keep_last",
+        "keep_every",
         "no_fully_parallel_save",
         "assume_constant_structure",
         "dist_optim_fully_reshardable",
@@ -281,6 +318,8 @@ def sharded_weights_load_with_their_optimizer(recipe: Recipe, target: Target) ->
 RULES: tuple[Rule, ...] = (
     saving_has_an_interval,
     kept_checkpoints_are_saved_ones,
+    kept_multiples_are_saved_ones,
+    old_checkpoints_are_deleted_by_one,
     savings_words_are_for_a_run_that_saves,
     loadings_words_are_for_a_run_that_loads,
     async_saves_have_a_worker,

@@ -160,7 +160,12 @@ class Checkpoint(Section):
     save_interval: Annotated[int | None, Flag("--save-interval", "3.0"), AtLeast(1)] = None
     """Steps between checkpoints."""
     save_retain_interval: Annotated[int | None, Flag("--save-retain-interval"), AtLeast(1)] = None
-    """Older checkpoints are kept only at multiples of this."""
+    """Older checkpoints are kept only at multiples of this: Megatron deletes the one before each that it saves."""
+    keep_last: Annotated[int | None, AtLeast(1)] = None
+    """Checkpoints that stay: the newest so many. moekit deletes older ones, once so many newer ones are complete. Null:
+    all stay."""
+    keep_every: Annotated[int | None, AtLeast(1)] = None
+    """Besides the `keep_last` newest, those at multiples of this stay for good."""
     from_run: Annotated[str | None, Owned(("--load",), "3.6")] = None
     """The run whose last checkpoint this one begins from, in its first start: `<shared_root>/runs/<from_run>`."""
     format: Annotated[str | None, Flag("--ckpt-format")] = None
