@@ -3,6 +3,7 @@
 # make test-fast    the same without the suites that train or start services
 # make bench        the benchmarks
 # make agree        N=10000 random recipes (SEED=1) before our rules and the real Megatron, some ten minutes; goes on where it ended
+# make faults       every fault of docs/faults.md on a real Slurm here (root), about an hour; ONLY=slurmd: those of that word
 # make lock         new requirements/*.txt from pyproject.toml (needs uv)
 # PYTHON=... chooses the interpreter; NAME=... the quickstart's run.
 
@@ -13,6 +14,7 @@ VENV ?= .venv
 RUN := $(VENV)/bin
 NAME := quickstart
 N := 10000
+ONLY :=
 SEED := 1
 FITS := import sys, venv, ensurepip; sys.exit(not (3, 12) <= sys.version_info < (3, 14))
 
@@ -20,7 +22,7 @@ FITS := import sys, venv, ensurepip; sys.exit(not (3, 12) <= sys.version_info < 
 install-moekit = $(RUN)/python -m pip install --quiet --no-deps --no-build-isolation --editable . \
     && $(RUN)/python -m compileall -q moekit $(VENV)/lib/python3*/site-packages/{typer,yaml}
 
-.PHONY: on-linux help quickstart test test-fast lint bench agree lock clean
+.PHONY: on-linux help quickstart test test-fast lint bench agree faults lock clean
 
 help:
 	@sed -n 's/^# \(make\)/\1/p' Makefile
@@ -45,6 +47,9 @@ bench: $(VENV)/dev.stamp
 
 agree: $(VENV)/dev.stamp
 	@$(RUN)/python tests/differential/agree.py -n $(N) --seed $(SEED) --steps 200 --answers $(VENV)/agree.answers --shrink
+
+faults: $(VENV)/dev.stamp
+	@$(RUN)/python tests/faults/make_faults.py $(VENV)/faults $(ONLY)
 
 lock: $(VENV)/dev.stamp
 	@PATH="$(abspath $(RUN)):$$PATH" requirements/lock.sh

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from dataclasses import asdict
@@ -81,5 +82,6 @@ def table(cases: list[Case], found: dict[str, Result]) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each of some three hundred Pythons would compile anew
     sys.exit(main(Path(sys.argv[1]).absolute(), sys.argv[2] if len(sys.argv) > 2 else ""))

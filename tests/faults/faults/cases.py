@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from faults import harm as h
-from faults.bench import EARLY, ITERS, Plan
+from faults.bench import Plan
 from faults.harm import Harm
 from faults.trial import Case
 
@@ -185,7 +185,7 @@ def disk() -> list[Case]:
 
 
 def checkpoints() -> list[Case]:
-    older, newest = 8, EARLY
+    older, newest = 8, 12
     shard, gone = "a checkpoint's shard", "would begin at random weights"
     tracker = "checkpoints/latest_checkpointed_iteration.txt"
     cases = [
@@ -211,14 +211,14 @@ def checkpoints() -> list[Case]:
         ("stale-tracker-4", "the tracker names an older checkpoint", h.write(tracker, "4"), 4),
         ("tracker-nothing", "the tracker names a step never saved", h.write(tracker, "5000"), newest),
         ("tracker-garbage", "the tracker holds garbage", h.write(tracker, b"\xff\x00\x7f garbage"), newest),
-        ("tracker-words", "the tracker holds garbage", h.write(tracker, "nine"), newest),
+        ("tracker-words", "the tracker holds garbage", h.write(tracker, "twelve"), newest),
         ("tracker-empty", "the tracker is empty", h.file(tracker, "empty"), newest),
         ("tracker-missing", "the tracker is missing", h.file(tracker, "remove"), newest),
-        ("tracker-newline", "the tracker ends with a newline", h.write(tracker, "9\n"), newest),
+        ("tracker-newline", "the tracker ends with a newline", h.write(tracker, "12\n"), newest),
         (
             "half-save",
             "a newer checkpoint is half there",
-            h.write("checkpoints/iter_0000012/__0_0.distcp", bytes(5000)),
+            h.write("checkpoints/iter_0000016/__0_0.distcp", bytes(5000)),
             newest,
         ),
     ]
@@ -251,26 +251,24 @@ def checkpoints() -> list[Case]:
 def files() -> list[Case]:
     half = '{"time": 17'
     return [
-        at_rest("half-decision", "decision.json is half written", h.write("decision.json", half), step=EARLY),
+        at_rest("half-decision", "decision.json is half written", h.write("decision.json", half), step=12),
         at_rest(
             "half-own-decision",
             "attempts/1/decision.json is half written",
             h.write("attempts/1/decision.json", half),
-            step=EARLY,
+            step=12,
         ),
-        at_rest("half-end", "end.json is half written", h.write("attempts/1/end.json", half), step=EARLY),
-        at_rest("no-end", "end.json is missing", h.file("attempts/1/end.json", "remove"), step=EARLY),
-        at_rest(
-            "half-exit", "a rank's record is half written", h.write("attempts/1/exit/rank0.json", half), step=EARLY
-        ),
+        at_rest("half-end", "end.json is half written", h.write("attempts/1/end.json", half), step=12),
+        at_rest("no-end", "end.json is missing", h.file("attempts/1/end.json", "remove"), step=12),
+        at_rest("half-exit", "a rank's record is half written", h.write("attempts/1/exit/rank0.json", half), step=12),
         at_rest(
             "half-metrics",
             "metrics.jsonl ends in half a line",
             h.both(h.file("attempts/1/metrics.jsonl", "byte"), h.file("attempts/1/metrics.jsonl", "byte")),
-            step=EARLY,
+            step=12,
         ),
-        at_rest("empty-attempt", "an attempt left nothing", h.write("attempts/2/train.log", ""), step=EARLY),
-        at_rest("stray", "strange names lie in attempts/", h.write("attempts/old.bak/x", ""), step=EARLY),
+        at_rest("empty-attempt", "an attempt left nothing", h.write("attempts/2/train.log", ""), step=12),
+        at_rest("stray", "strange names lie in attempts/", h.write("attempts/old.bak/x", ""), step=12),
     ]
 
 
@@ -291,7 +289,7 @@ def failures() -> list[Case]:
     def renamed(*attempts: int) -> tuple[Plan, ...]:
         return tuple({"point": "begin", "rank": 1, "do": "name n2", "attempt": attempt} for attempt in attempts)
 
-    at_14 = nan(iteration=14, **keep)
+    at_15 = nan(iteration=15, **keep)
     return [
         *inside(
             "error", "an unknown exception", "begin load step shards metadata tracker validation", boom, says="boom"
@@ -352,7 +350,7 @@ def failures() -> list[Case]:
             "NaN on one rank: 16, then 17",
             POINTS["step"],
             "stops",
-            plans=(at_14,),
+            plans=(at_15,),
             start="early",
             attempts=2,
             says="exit 17",
@@ -362,7 +360,7 @@ def failures() -> list[Case]:
             "NaN on one node: 16, then 17",
             POINTS["step"],
             "stops",
-            plans=(nan(iteration=14, node="n2", **keep),),
+            plans=(nan(iteration=15, node="n2", **keep),),
             start="early",
             attempts=2,
             says="exit 17",
@@ -372,7 +370,7 @@ def failures() -> list[Case]:
             "NaN on one rank: 16, 16 (the same node), then 17",
             POINTS["step"],
             "stops",
-            plans=(at_14, *renamed(3)),
+            plans=(at_15, *renamed(3)),
             start="early",
             attempts=3,
             says="exit 17",
@@ -382,7 +380,7 @@ def failures() -> list[Case]:
             "NaN on one rank: 16 three times",
             POINTS["step"],
             "stops",
-            plans=(at_14, *renamed(3, 4)),
+            plans=(at_15, *renamed(3, 4)),
             start="early",
             attempts=3,
             says="3rd time in a row",
@@ -392,7 +390,7 @@ def failures() -> list[Case]:
             "NaN once, not reproduced: 17",
             POINTS["step"],
             "stops",
-            plans=(nan(iteration=14),),
+            plans=(nan(iteration=15),),
             start="early",
             says="exit 17",
         ),
@@ -420,4 +418,3 @@ def failures() -> list[Case]:
 CASES = [*processes(), *nodes(), *the_job(), *slurm(), *disk(), *checkpoints(), *files(), *failures()]
 """All of them; names are unique (a test)."""
 assert len({case.name for case in CASES}) == len(CASES)
-assert ITERS > 2 * EARLY
