@@ -49,7 +49,7 @@ agree: $(VENV)/dev.stamp
 	@$(RUN)/python tests/differential/agree.py -n $(N) --seed $(SEED) --steps 200 --answers $(VENV)/agree.answers --shrink
 
 faults: $(VENV)/dev.stamp
-	@$(RUN)/python tests/faults/make_faults.py $(VENV)/faults $(ONLY)
+	@$(RUN)/python tests/faults/make_faults.py $(VENV)/faults "$(ONLY)"
 
 lock: $(VENV)/dev.stamp
 	@PATH="$(abspath $(RUN)):$$PATH" requirements/lock.sh

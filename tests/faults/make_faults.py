@@ -31,7 +31,7 @@ def main(work: Path, word: str) -> int:
         print(f"no fault has `{word}` in its name", file=sys.stderr)
         return 2
     good = {name for name, result in results(seen).items() if result.ok}
-    left = [case for case in wanted if case.name not in good]
+    left = in_turn([case for case in wanted if case.name not in good])
     print(f"{len(wanted)} faults, {len(left)} to try, {len(wanted) - len(left)} seen before ({seen})", flush=True)
     if left:
         try:
@@ -52,6 +52,12 @@ def main(work: Path, word: str) -> int:
     for name in wrong:
         print(f"    {name}: {found[name].detail}")
     return 1 if wrong else 0
+
+
+def in_turn(cases: list[Case]) -> list[Case]:
+    """The first of each fault, then the others; a run that trains goes from case to case."""
+    first = {case.fault: case.name for case in reversed(cases)}
+    return sorted(cases, key=lambda case: (first[case.fault] != case.name, case.start != "going"))
 
 
 def results(path: Path) -> dict[str, Result]:

@@ -100,11 +100,6 @@ class Ride:
     def job_word(self) -> str:
         return str(self.job)
 
-    def hurry(self) -> None:
-        """A job that is back in the queue waits for some seconds; let it start."""
-        with suppress(subprocess.TimeoutExpired):
-            self.slurm.call("scontrol", "update", f"JobId={self.job}", "StartTime=now", timeout_s=5)
-
     def arm(self, *plans: Plan, attempt: int) -> None:
         """Say what is to happen inside the training processes of an attempt; a plan may say another, or `None`: all."""
         folder = self.path / "fault"
@@ -127,8 +122,6 @@ class Ride:
             state = self.state()
             if state not in ("", "PENDING", "RUNNING", "COMPLETING") and not there():
                 raise AssertionError(f"job {self.job} is {state}, and {what} did not come: {self.said()}")
-            if state == "PENDING":
-                self.hurry()
             if time.monotonic() > deadline:
                 raise AssertionError(f"{what} did not come in {timeout_s:.0f} s; job {self.job} is {state}")
             time.sleep(0.2)

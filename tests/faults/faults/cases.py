@@ -107,17 +107,21 @@ def the_job() -> list[Case]:
         return h.scancel(*options, settle_s=2)
 
     save = "scancel --batch --signal=TERM"
-    limit = h.scontrol("update", "JobId={job}", "TimeLimit=6", settle_s=3)
+    # the limit's signal comes 5 minutes ahead of it: at once, where no more than those are left
+    limit = h.both(
+        h.scontrol("update", "JobId={job}", "TimeLimit=6", settle_s=3),
+        h.scontrol("update", "JobId={job}", "TimeLimit=1000"),
+    )
     return [
         *at_points("scancel", "scancel", "begin", h.scancel(), "by hand"),
         *at_points("scancel", "scancel", "step shards validation", told(), "by hand"),
         between("scancel-between", "scancel", h.scancel(), "by hand"),
-        *at_points("told", save, "step shards tracker validation", told("--batch", "--signal=TERM")),
-        *at_points("told", save, "first", told("--batch", "--signal=TERM")),
+        *at_points("told", save, "step shards tracker validation", told("--batch", "--signal=TERM"), saved=True),
+        *at_points("told", save, "first", told("--batch", "--signal=TERM"), saved=True),
         one("told-end", save, "end", told("--batch", "--signal=TERM"), "finished"),
-        *at_points("told-steps", "scancel --signal=TERM", "step shards", told("--signal=TERM")),
+        *at_points("told-steps", "scancel --signal=TERM", "step shards", told("--signal=TERM"), saved=True),
         *at_points("told-kill", "scancel --signal=KILL", "step", h.scancel("--signal=KILL")),
-        *at_points("limit", "the time limit, told in time", "first step metadata validation", limit),
+        *at_points("limit", "the time limit, told in time", "first step metadata validation", limit, saved=True),
         *at_points(
             "requeue",
             "scontrol requeue",
@@ -139,7 +143,7 @@ def the_job() -> list[Case]:
             "goes on",
         ),
         *at_points("preempt", "preemption", "begin step shards validation", h.preempt()),
-        *at_points("preempt-grace", "preemption with a grace time", "step", h.preempt(60)),
+        *at_points("preempt-grace", "preemption with a grace time", "step", h.preempt(60), saved=True),
     ]
 
 
@@ -222,6 +226,15 @@ def checkpoints() -> list[Case]:
             newest,
         ),
     ]
+    trained = (
+        "cut-shard",
+        "no-metadata",
+        "two-bad",
+        "stale-tracker-4",
+        "tracker-garbage",
+        "tracker-missing",
+        "half-save",
+    )
     stops = [
         ("all-gone", "all checkpoints are gone", h.file("checkpoints", "remove"), gone),
         (
@@ -240,7 +253,7 @@ def checkpoints() -> list[Case]:
         ),
     ]
     return [
-        *(at_rest(name, fault, harm, step=step) for name, fault, harm, step in cases),
+        *(at_rest(name, fault, harm, step=step, trains=name in trained) for name, fault, harm, step in cases),
         *(at_rest(name, fault, harm, "stops", says=says) for name, fault, harm, says in stops),
         between("cut-between", f"{shard} is cut short", h.damage("__0_0.distcp", "cut")),
         between("tracker-between", "the tracker is empty", h.file(tracker, "empty")),
@@ -249,26 +262,19 @@ def checkpoints() -> list[Case]:
 
 
 def files() -> list[Case]:
-    half = '{"time": 17'
+    half, metrics = '{"time": 17', "attempts/1/metrics.jsonl"
+    quick = {"step": 12, "trains": False}
     return [
         at_rest("half-decision", "decision.json is half written", h.write("decision.json", half), step=12),
         at_rest(
-            "half-own-decision",
-            "attempts/1/decision.json is half written",
-            h.write("attempts/1/decision.json", half),
-            step=12,
+            "half-own", "an attempt's decision.json is half written", h.write("attempts/1/decision.json", half), **quick
         ),
-        at_rest("half-end", "end.json is half written", h.write("attempts/1/end.json", half), step=12),
-        at_rest("no-end", "end.json is missing", h.file("attempts/1/end.json", "remove"), step=12),
-        at_rest("half-exit", "a rank's record is half written", h.write("attempts/1/exit/rank0.json", half), step=12),
-        at_rest(
-            "half-metrics",
-            "metrics.jsonl ends in half a line",
-            h.both(h.file("attempts/1/metrics.jsonl", "byte"), h.file("attempts/1/metrics.jsonl", "byte")),
-            step=12,
-        ),
+        at_rest("half-end", "end.json is half written", h.write("attempts/1/end.json", half), **quick),
+        at_rest("no-end", "end.json is missing", h.file("attempts/1/end.json", "remove"), start="late", step=56),
+        at_rest("half-exit", "a rank's record is half written", h.write("attempts/1/exit/rank0.json", half), **quick),
+        at_rest("half-metrics", "metrics.jsonl ends in half a line", h.file(metrics, "cut"), **quick),
         at_rest("empty-attempt", "an attempt left nothing", h.write("attempts/2/train.log", ""), step=12),
-        at_rest("stray", "strange names lie in attempts/", h.write("attempts/old.bak/x", ""), step=12),
+        at_rest("stray", "strange names lie in attempts/", h.write("attempts/old.bak/x", ""), **quick),
     ]
 
 

@@ -151,7 +151,6 @@ def without_controller(for_s: float) -> Harm:
 
     def harm(ride: Ride) -> None:
         ride.slurm.stop_controller()
-        ride.release()
         time.sleep(for_s)
         ride.slurm.start_controller()
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
+import os
 import re
 import shutil
 import subprocess
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from cluster import ENDED
 
@@ -57,8 +60,11 @@ class Case:
     """The next attempt is on none of the nodes that had these places in this one."""
     attempts: int = 1
     """How many attempts the fault takes, one after the other."""
-    words: tuple[str, ...] = ()
-    """More words of `moekit resume`."""
+    saved: bool = False
+    """Whether the attempt must have saved before (its writer then has processes of its own)."""
+    trains: bool = True
+    """Whether it is waited for the next attempt's training; else it is enough that it starts from a checkpoint that is
+    byte for byte one that others of the cases are trained from."""
 
 
 @dataclass
@@ -86,7 +92,7 @@ def run_case(case: Case, bench: Bench) -> Result:
         same, complaints = judge(case, ride, (observed, sentence), nodes)
     except (AssertionError, OSError, subprocess.SubprocessError, TimeoutError) as failure:
         sentence, complaints = "", [f"{type(failure).__name__}: {failure}"]
-    if ride and not complaints and ride.state() == "RUNNING" and case.start != "disk":
+    if ride and not complaints and case.trains and ride.state() == "RUNNING" and case.start != "disk":
         bench.going = ride
     elif ride:
         _have_done(case, ride, bool(complaints))
@@ -111,7 +117,9 @@ def start(case: Case, bench: Bench) -> tuple[Ride, int]:
     if case.start == "going":
         ride = bench.take()
         ride.wait_for(lambda: losses.last_step(ride.path, ride.attempt), "the first step")
-        ride.wait_for_progress(ride.attempt)
+        began = [ride.said(number).get("step") for number in ride.run.numbers()[-3:]]
+        if case.saved or len(set(began)) == 1:  # five attempts in a row that save nothing end a run
+            ride.wait_for_progress(ride.attempt)
         if case.plans:
             ride.arm(*case.plans, attempt=ride.attempt)
         return ride, ride.attempt
@@ -142,7 +150,9 @@ def disturb(case: Case, ride: Ride, hit: int) -> tuple[str, str]:
     case.harm(ride)
     ride.release()
     observed, sentence = watch(case, ride, hit + case.attempts - 1, began)
-    if observed == "ended" and case.then in ("by hand", "stops"):
+    if observed == "ended" and case.then == "ends":
+        return "ends", sentence
+    if observed == "ended" and case.then in ("by hand", "stops", "finished"):
         return by_hand(case, ride, hit + case.attempts - 1)
     return observed, sentence
 
@@ -160,8 +170,6 @@ def watch(case: Case, ride: Ride, last: int, began: float) -> tuple[str, str]:
             return "ended", f"{state}: {said.get('sentence', '')}"
         if case.then == "goes on" and losses.last_step(ride.path, last) >= before + SAVE_INTERVAL + 2:
             return "goes on", ""
-        if state == "PENDING":
-            ride.hurry()
         time.sleep(0.3)
     return "nothing", f"{PATIENCE_S:.0f} s have passed; job {ride.job} is {ride.state()}"
 
@@ -169,9 +177,9 @@ def watch(case: Case, ride: Ride, last: int, began: float) -> tuple[str, str]:
 def by_hand(case: Case, ride: Ride, last: int) -> tuple[str, str]:
     """A person says `moekit resume`."""
     case.repair(ride)
-    done = ride.bench.moekit("resume", ride.path.name, *case.words, "--json")
+    done = ride.bench.moekit("resume", ride.path.name, "--json")
     if done.returncode:
-        return "stops", done.stderr
+        return "finished" if "is finished" in done.stderr else "stops", done.stderr
     ride.job = int(json.loads(done.stdout)["jobs"][0])
     observed, sentence = watch(case, ride, last, time.time())
     return {"resumes": "by hand"}.get(observed, observed), sentence
@@ -194,8 +202,21 @@ def judge(case: Case, ride: Ride, seen: tuple[str, str], nodes: list[str]) -> tu
             complaints.append(f"expected a start from step {case.step}, observed {said['step']}: {sentence}")
         if met := {nodes[place] for place in case.leaves} & set(said["nodes"]):
             complaints.append(f"expected other nodes than {', '.join(met)}")
-        ride.wait_for(lambda: losses.last_step(ride.path, attempt) > said["step"], "the first step afterwards")
+        if case.trains:
+            ride.wait_for(lambda: losses.last_step(ride.path, attempt) > said["step"], "the first step afterwards")
+        elif differs := _differing(ride, case.start, said["step"]):
+            complaints.append(f"the checkpoint of step {said['step']} is not what it was: {differs}")
     if observed == "finished" and (lost := losses.missing(ride.path, ITERS)):
         complaints.append(f"no attempt logged the steps {lost}")
     same, other = losses.compare(ride.path, ride.bench.reference)
     return same, complaints + other[:3]
+
+
+def _differing(ride: Ride, of: str, step: int) -> str:
+    """Which file of a checkpoint is not that of the kept run, or that the tracker names another; empty for none."""
+    if ride.run.latest_checkpoint.read_text().strip() != str(step):
+        return ride.run.latest_checkpoint.name
+    folder = Path(f"checkpoints/iter_{step:07}")
+    kept = ride.bench.runs / of / folder
+    _, differing, absent = filecmp.cmpfiles(kept, ride.path / folder, os.listdir(kept), shallow=False)  # noqa: PTH208
+    return ", ".join([*differing, *absent])
