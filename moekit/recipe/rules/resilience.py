@@ -190,7 +190,7 @@ def a_run_that_comes_back_has_saved(recipe: Recipe, target: Target) -> Iterator[
 def a_job_goes_back_before_its_end(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """A job can put itself back into the queue while it has its nodes, and at the time limit it has them no more.
 
-    Megatron, later: Slurm ends it for good, and what it trained since its last checkpoint is gone (moekit/launch/script.py).
+    Megatron, later: Slurm ends it, and what it trained since its last checkpoint is gone (moekit/launch/script.py).
     A warning: a run may end before that.
     """
     resilience = recipe.resilience
