@@ -1,17 +1,20 @@
 """How this rank ended: `attempts/N/exit/rankR.json`, since torchrun reports every failure as exit code 1.
 
-A rank that leaves no record was killed (SIGKILL, out of memory, a lost node).
+A rank that leaves no record was killed (SIGKILL, out of memory, a lost node). One that has recorded its end does not
+take the interpreter apart: see `leave_when_all_is_done`.
 """
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import json
 import os
 import signal
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
@@ -41,23 +44,52 @@ def record(path: Path, code: int, reason: str) -> None:
 
 
 def run_recorded(program: Callable[[], object], path: Path) -> None:
-    """Run `program`, record its ending in `path`, and end as it did."""
+    """Run `program`, record its ending in `path`, and end as it did: nothing of the process comes after this call."""
     with no_failure_of_training(path):
         path.unlink(missing_ok=True)
+    codes: list[int] = []
+    leave_when_all_is_done(codes)
     try:
         program()
     except SystemExit as stop:
         # What `sys.exit` was given: nothing, a code, or a text that the interpreter prints, ending with 1.
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         record(path, code, f"SystemExit: {stop.code}")
+        codes.append(code)
         raise
     except KeyboardInterrupt:
         record(path, 128 + signal.SIGINT, "SIGINT")
         raise
     except BaseException as failure:
         record(path, 1, f"{type(failure).__name__}: {failure}"[:2000])
+        codes.append(1)
         raise
     record(path, 0, "ok")
+    codes.append(0)
+
+
+def leave_when_all_is_done(codes: list[int]) -> None:
+    """End this process with the code in `codes`, if one is there by then, as the last of its exit handlers.
+
+    Megatron ends with its process groups in place: a worker thread of Gloo may still be dropping the tensors of the
+    last collective. A thread that asks for Python's lock when the interpreter is being taken apart is ended inside C++
+    that cannot be left that way: `terminate called without an active exception`, SIGABRT, and a finished run counts as
+    failed (pytorch/pytorch#190489; #38228 for any operation of PyTorch in a daemon thread). `destroy_process_group`
+    would not cover those, and may wait for a rank that is gone.
+
+    What an end is for has happened by then: the interpreter has printed the traceback, joined the threads that are no
+    daemons, and called the handlers registered after this call (the metrics', Megatron's, multiprocessing's).
+    """
+
+    def leave() -> None:
+        if not codes:
+            return
+        for flush in (sys.stdout.flush, sys.stderr.flush, lambda: ctypes.CDLL(None).fflush(None)):
+            with suppress(Exception):
+                flush()
+        os._exit(codes[0])
+
+    atexit.register(leave)
 
 
 def record_sigterm(path: Path, after: Callable[[], object]) -> None:

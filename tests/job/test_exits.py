@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 PRELUDE = """
-import ctypes, os, pathlib, signal, sys, time
+import atexit, ctypes, os, pathlib, signal, sys, threading, time
 from moekit.job import exits
 path = pathlib.Path(sys.argv[1])
 """
@@ -57,6 +57,54 @@ def test_every_ending_is_recorded_and_kept(
     assert ("Traceback" in errors) == (process_code in (1, -signal.SIGINT) and "no data" not in program)
 
 
+@pytest.mark.parametrize(("program", "code"), [("None", 0), ("sys.exit(16)", 16), ("1 / 0", 1)])
+@pytest.mark.parametrize(
+    "left_behind",
+    [
+        """
+class Aborts:
+    def __del__(self, abort=os.abort):
+        abort()
+sys.kept = Aborts()
+""",
+        # In C++ and without Python's lock most of the time, like a worker of Gloo that drops the last tensors.
+        """
+import torch
+def calculate():
+    tensor = torch.ones(1_000_000)
+    while True:
+        tensor + tensor
+threading.Thread(target=calculate, daemon=True).start()
+time.sleep(0.2)
+""",
+    ],
+    ids=["finalizer", "thread"],
+)
+def test_what_aborts_an_interpreter_on_its_way_out_changes_no_ending(
+    tmp_path: Path, left_behind: str, program: str, code: int
+) -> None:
+    path = tmp_path / "exit" / "rank0.json"
+    process = start(f"{left_behind}\nexits.run_recorded(lambda: {program}, path)", path)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    assert record_of(path)["code"] == code
+    assert ("ZeroDivisionError" in errors) == (program == "1 / 0")
+
+
+def test_a_rank_leaves_when_its_threads_and_handlers_are_done(tmp_path: Path) -> None:
+    script = """
+def program():
+    threading.Thread(target=lambda: (time.sleep(0.5), print("thread"))).start()
+    atexit.register(print, "handler")
+    ctypes.CDLL(None).printf(b"buffered by C\\n")
+exits.run_recorded(program, path)
+"""
+    process = start(script, tmp_path / "rank0.json")
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert sorted(out.splitlines()) == ["buffered by C", "handler", "thread"]
+
+
 @pytest.mark.parametrize(
     "waiting",
     [
@@ -89,7 +137,6 @@ print("ready", flush=True)
 def test_sigterm_after_the_end_does_not_hide_it(tmp_path: Path) -> None:
     path = tmp_path / "exit" / "rank0.json"
     script = """
-import atexit
 exits.record_sigterm(path, after=lambda: None)
 atexit.register(time.sleep, 60)  # an interpreter that takes its time
 atexit.register(os.kill, os.getpid(), signal.SIGTERM)
