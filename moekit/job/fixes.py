@@ -7,13 +7,15 @@ number: a checkout may carry any.
 from __future__ import annotations
 
 import inspect
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 
 def install() -> list[dict[str, str]]:
     """Repair what needs it in the Megatron on `sys.path`; the list of what was done."""
-    return [done for done in (dataset_helpers(), optimizer_resume(), fp32_resume()) if done]
+    return [done for done in (dataset_helpers(), optimizer_resume(), fp32_resume(), exit_signal()) if done]
 
 
 def dataset_helpers() -> dict[str, str] | None:
@@ -110,4 +112,34 @@ def fp32_resume() -> dict[str, str] | None:
         "name": "fp32_resume",
         "why": "the distributed optimizer cannot load the checkpoint of a model in fp32",
         "source": "megatron/core/optimizer/distrib_optimizer.py: _set_main_param_and_optimizer_states",
+    }
+
+
+def exit_signal() -> dict[str, str] | None:
+    """Let the processes that Megatron writes checkpoints with outlive the signal to save and end.
+
+    Slurm sends it to every process of a step. From its first save on, a rank has a helper, a multiprocessing manager,
+    which the signal kills; the save that was asked for then fails with a BrokenPipeError. Helpers are started with the
+    signals blocked that may be meant; the rank itself still ends them, by SIGKILL.
+    """
+    if "--exit-signal-handler" not in sys.argv:
+        return None
+    from multiprocessing import popen_spawn_posix, util
+
+    meant = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+    spawn = util.spawnv_passfds
+
+    def spawn_deaf(*arguments: Any) -> Any:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, meant)
+        try:
+            return spawn(*arguments)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    util.spawnv_passfds = spawn_deaf  # type: ignore[assignment]
+    popen_spawn_posix.Popen.terminate = popen_spawn_posix.Popen.kill  # type: ignore[method-assign]
+    return {
+        "name": "exit_signal",
+        "why": "the signal to save and end also ends the process that Megatron hands its checkpoints to",
+        "source": "megatron/core/dist_checkpointing/strategies/filesystem_async.py: get_write_results_queue",
     }

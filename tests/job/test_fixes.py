@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from job_runs import EXPERT_PARALLEL, SAVE, TINY_MOE, read_metrics
+from job_runs import EXPERT_PARALLEL, JOB, SAVE, TINY_MOE, read_metrics
 
 pytestmark = pytest.mark.megatron
 
@@ -66,3 +68,34 @@ def test_resume_in_fp32_is_exact(tmp_path: Path, launch: Callable[..., None]) ->
     straight = read_metrics(tmp_path / "straight/attempts/1/metrics.jsonl")
     for step, values in (parts[0] | parts[1]).items():
         assert (values["lm loss"], values["grad-norm"]) == (straight[step]["lm loss"], straight[step]["grad-norm"])
+
+
+SIGNALLED = """
+import multiprocessing, os, signal, sys
+sys.path.insert(0, {job!r})
+import fixes
+
+if __name__ == "__main__":
+    sys.argv = ["entry.py", *{flags!r}]
+    print(bool(fixes.exit_signal()))
+    manager = multiprocessing.get_context("spawn").Manager()
+    queue = manager.Queue()
+    for signum in (signal.SIGTERM, signal.SIGUSR1):
+        os.kill(manager._process.pid, signum)
+    manager._process.join(0.5)
+    try:
+        queue.put(17)
+        print(queue.get())
+    except (OSError, EOFError):
+        print("gone")
+    worker = multiprocessing.get_context("spawn").Process(target=signal.pause, daemon=True)
+    worker.start()  # and what still runs at the end is ended
+"""
+
+
+@pytest.mark.parametrize(("flags", "said"), [(["--exit-signal-handler"], "True\n17\n"), ([], "False\ngone\n")])
+def test_the_signal_to_save_leaves_those_that_write(tmp_path: Path, flags: list[str], said: str) -> None:
+    script = tmp_path / "signalled.py"
+    script.write_text(SIGNALLED.format(job=str(JOB), flags=flags))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, said), done.stderr
