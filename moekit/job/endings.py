@@ -125,8 +125,9 @@ def _broken(records: dict[int, dict[str, Any]], killed: dict[int, int], text: st
             what = "the processor or GPU does not know an instruction of the image's libraries (exit 132)"
             return Ending("illegal_instruction", f"rank {rank}: {what}", (rank,))
     by_kernel = "oom_kill" in text
-    by_nine = -9 in killed.values() or (not killed and "Signal 9 (SIGKILL)" in text)
-    dead = [rank for rank in range(world) if rank not in records and killed.get(rank, -9) == -9] if by_nine else []
+    dead = [rank for rank, code in killed.items() if code == -9 and rank not in records]
+    if not dead and "Signal 9 (SIGKILL)" in text:
+        dead = [rank for rank in range(world) if rank not in records]
     if dead and by_kernel:
         return Ending("out_of_memory", f"rank {dead[0]} was killed: its node was out of memory", (dead[0],))
     if dead:
