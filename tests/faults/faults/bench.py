@@ -212,9 +212,10 @@ class Bench:
         if "slurmctld" not in slurm.daemons:
             slurm.start_controller()
         for node in slurm.nodes:
-            slurm.join(node)
-            slurm.start_slurmd(node)
-            if node not in slurm.daemons:
+            if node in slurm.daemons:
+                slurm.join(node)
+                slurm.start_slurmd(node)
+            else:
                 slurm.start(node)
         down = slurm.call("sinfo", "-h", "-N", "-p", "gpu", "-t", "down,drain,fail", "-o", "%N").stdout.split()
         for node in dict.fromkeys(down):

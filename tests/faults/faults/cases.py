@@ -88,17 +88,17 @@ def nodes() -> list[Case]:
             "kill-slurmd-back", "SIGKILL of slurmd, started again", "step shards", h.kill_slurmd(1, 3), "goes on"
         ),
         *at_points("kill-slurmd0-back", "SIGKILL of slurmd, started again", "step", h.kill_slurmd(0, 3), "goes on"),
-        *at_points("kill-slurmd", "SIGKILL of slurmd", "step", h.kill_slurmd(1), leaves=(1,)),
-        *at_points("kill-slurmd0", "SIGKILL of slurmd", "shards", h.kill_slurmd(0), leaves=(0,)),
-        *at_points("cut", "a node's network is cut", "step shards", h.cut(1), leaves=(1,)),
-        *at_points("cut0", "a node's network is cut", "validation", h.cut(0), leaves=(0,)),
+        *at_points("kill-slurmd", "SIGKILL of slurmd", "step", h.until_taken(h.kill_slurmd(1)), leaves=(1,)),
+        *at_points("kill-slurmd0", "SIGKILL of slurmd", "shards", h.until_taken(h.kill_slurmd(0)), leaves=(0,)),
+        *at_points("cut", "a node's network is cut", "step shards", h.until_taken(h.cut(1)), leaves=(1,)),
+        *at_points("cut0", "a node's network is cut", "validation", h.until_taken(h.cut(0)), leaves=(0,)),
         *at_points("cut-back", "a node's network is cut for 4 s", "step validation", h.cut(1, 4), "goes on"),
         *at_points("down", down, "begin step shards validation", h.set_state(1, "DOWN")),
         *at_points("down0", down, "step tracker", h.set_state(0, "DOWN")),
         *at_points("drain", "a node is drained", "step", h.set_state(1, "DRAIN"), "goes on"),
-        *at_points("power", lost, "step shards", h.power_cut(1), leaves=(1,)),
-        *at_points("power0", lost, "metadata", h.power_cut(0), leaves=(0,)),
-        one("power0-end", lost, "end", h.power_cut(0), "finished"),
+        *at_points("power", lost, "step shards", h.until_taken(h.power_cut(1)), leaves=(1,)),
+        *at_points("power0", lost, "metadata", h.until_taken(h.power_cut(0)), leaves=(0,)),
+        one("power0-end", lost, "end", h.until_taken(h.power_cut(0)), "finished"),
     ]
 
 

@@ -251,6 +251,18 @@ def option(name: str, value: str) -> Harm:
     return harm
 
 
+def until_taken(first: Harm) -> Harm:
+    """And wait, before what is held goes on, until Slurm has noticed and takes the job away."""
+
+    def harm(ride: Ride) -> None:
+        first(ride)
+        deadline = time.monotonic() + 120
+        while ride.state() == "RUNNING" and time.monotonic() < deadline:
+            time.sleep(0.5)
+
+    return harm
+
+
 def both(*harms: Harm) -> Harm:
     def harm(ride: Ride) -> None:
         for one in harms:
