@@ -1,4 +1,4 @@
-"""What Megatron records of its routing: counts also without Transformer Engine, traces of training alone.
+"""What Megatron records: routing counts also without Transformer Engine, traces of training alone, no step unsaid.
 
 Formats, files and moments are Megatron's (training/activation_logging.py, core/transformer/moe/router_trace.py); what
 is changed here is which modules are heard, and when.
@@ -6,6 +6,7 @@ is changed here is which modules are heard, and when.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 Installed = dict[str, str]
@@ -16,7 +17,8 @@ def install(trace_last_iters: int = 0) -> list[Installed]:
 
     `trace_last_iters`: besides its first iterations, trace this many of the last ones.
     """
-    return [done for done in (tokens_per_expert(), routing_trace(trace_last_iters)) if done]
+    found = (tokens_per_expert(), routing_trace(trace_last_iters), metrics_before_checkpoint())
+    return [done for done in found if done]
 
 
 def recomputing() -> bool:
@@ -121,6 +123,26 @@ def routing_trace(last_iters: int) -> Installed | None:
         "name": "routing_trace",
         "why": f"Megatron traces evaluations and recomputed forwards as training; they are left out{last}",
         "source": "megatron/core/transformer/moe/router_trace.py: RouterTracer",
+    }
+
+
+def metrics_before_checkpoint() -> Installed | None:
+    """Write a step's metrics before its checkpoint: an attempt that is killed in between leaves no step unsaid."""
+    from megatron.training import training
+
+    save = getattr(training, "save_checkpoint_and_time", None)
+    if save is None:
+        return None
+
+    def flush_and_save(*args: Any, **kwargs: Any) -> Any:
+        sys.modules["wandb"].flush()
+        return save(*args, **kwargs)
+
+    training.save_checkpoint_and_time = flush_and_save
+    return {
+        "name": "metrics_before_checkpoint",
+        "why": "a step's metrics are written when the next step has some, which may never come once it is saved",
+        "source": "megatron/training/training.py: save_checkpoint_and_time",
     }
 
 

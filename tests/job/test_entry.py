@@ -83,6 +83,7 @@ def test_a_checkout_runs_its_own_script(tmp_path: Path, stack: dict[str, str], s
         "moekit: in this process: fp32_resume",
         "moekit: in this process: tokens_per_expert",
         "moekit: in this process: routing_trace",
+        "moekit: in this process: metrics_before_checkpoint",
         "moekit: in this process: wandb_face",
     ]
     assert json.loads((tmp_path / "attempts/3/exit/rank0.json").read_text())["code"] == 16

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -170,3 +171,19 @@ def test_grouped_layers_count_once_too_and_then_alone(
     logger.save_tpe(1)
     lines = read_lines(tmp_path / "tokens_per_expert" / "rank0.jsonl")
     assert [line["tpe"] for line in lines] == [[[1, 2]]]
+
+
+def test_a_steps_metrics_are_written_before_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = pytest.importorskip("megatron.training.training")
+    from moekit.job.wandb_face import WandbFace
+
+    path, seen = tmp_path / "metrics.jsonl", []
+    monkeypatch.setattr(training, "save_checkpoint_and_time", lambda *_: seen.append(path.read_text()))
+    face = WandbFace(path)
+    monkeypatch.setitem(sys.modules, "wandb", face)
+    assert hooks.metrics_before_checkpoint()
+    face.init("moekit", "tiny", {})
+    face.log({"lm loss": 5.0}, 7)
+    assert '"step": 7' not in path.read_text()
+    training.save_checkpoint_and_time(7)
+    assert '"step": 7' in seen[0]
