@@ -241,7 +241,7 @@ def test_the_commands() -> None:
     """The whole list; a new one is a decision."""
     assert list(cli.ROOMS) == [
         *("check", "show", "flags", "diff", "new", "schema", "rules", "import"),
-        *("rehearse", "init", "launch", "status", "list", "logs", "cancel", "resume", "prove", "megatron"),
+        *("rehearse", "init", "launch", "status", "why", "list", "logs", "cancel", "resume", "prove", "megatron"),
     ]
 
 

@@ -84,8 +84,8 @@ class Files:
         newest = self.submissions[0] if self.submissions else None
         if newest is None or newest.ended is None:
             return None
-        ended = newest.ended.end or newest.time
-        again = _modified(f"{self.run.jobs}/{number(newest.job or '')}") > ended + _CLOCKS_S  # its first act
+        ended = newest.ended.end or 0.0
+        again = _modified(f"{self.run.jobs}/{number(newest.job or '')}") > (ended or newest.time) + _CLOCKS_S
         return newest.job if again or abs(time.time() - ended) < RETURNS_S else None
 
     @property

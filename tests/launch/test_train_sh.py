@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import checkpoint_double
 import pytest
 
 from moekit.cluster.profile import Cluster, find_cluster
@@ -84,11 +85,14 @@ def job(tmp_path: Path, recipe_of: Callable[..., Loaded]) -> Callable[..., Job]:
     return make
 
 
+BEGINS = "moekit: attempt 1 with argv.first: begins at the beginning"
+
+
 def test_a_whole_attempt(job: Callable[..., Job]) -> None:
     it = job()
     done = it.run()
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "attempt 1 with argv.first on n[1-2], log in attempts/1/train.log\n"
+    assert (done.returncode, done.stderr.splitlines()[0]) == (0, BEGINS)
+    assert done.stdout == "attempt 1 on n[1-2], log in attempts/1/train.log\n"
     assert [path.name for path in (it.folder / "jobs").iterdir()] == ["123456"]
     assert (it.folder / "attempts/1/train.log").read_text() == "trained\nsrun was here\n"
     assert it.seen("srun")["argv"] == [
@@ -132,7 +136,7 @@ def test_the_environment_wins_over_the_image_and_over_the_scripts_own_names(job:
     it = job(f"runtime: {{environment: {json.dumps({**hostile, 'UNSET_ME': None})}}}")
     image = {"NCCL_DEBUG": "WARN", "UNSET_ME": "image", "LD_LIBRARY_PATH": "/image/lib", "IMAGE_ONLY": "1"}
     done = it.run(TEST_IMAGE=json.dumps(image), UNSET_ME="outside", MOEKIT_ROUTING_TRACE_LAST_ITERS="9")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (0, BEGINS)
     seen = it.seen("python")["env"]
     assert {name: seen[name] for name in hostile} == hostile
     assert "UNSET_ME" not in seen
@@ -169,13 +173,13 @@ def test_the_images_python_path_is_kept(job: Callable[..., Job]) -> None:
 
 def test_attempts_are_counted_and_a_checkpoint_is_resumed(job: Callable[..., Job]) -> None:
     it = job("checkpoint: {save: true, save_interval: 10}")
-    assert it.run().stdout.startswith("attempt 1 with argv.first ")
-    (it.folder / "checkpoints").mkdir()
-    assert it.run().stdout.startswith("attempt 2 with argv.first ")  # a save that was never completed
-    (it.folder / "checkpoints/latest_checkpointed_iteration.txt").write_text("10")
+    assert "moekit: attempt 1 with argv.first: " in it.run().stderr
+    (it.folder / "checkpoints/iter_0000005").mkdir(parents=True)  # a save that was never completed
+    assert "moekit: attempt 2 with argv.first: " in it.run().stderr
+    checkpoint_double.save(it.folder / "checkpoints", 10)
     (it.folder / "attempts/9").mkdir()
     (it.folder / "attempts/latest").mkdir()
-    assert it.run().stdout.startswith("attempt 10 with argv.resume ")
+    assert "moekit: attempt 10 with argv.resume: " in it.run().stderr
     argv = it.seen("python")["argv"]
     assert argv[argv.index("--load") + 1] == "checkpoints"
     assert "--rdzv-id=123456.10" in argv
