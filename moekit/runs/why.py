@@ -111,8 +111,8 @@ def _table(rows: Sequence[tuple[str, ...]], width: int | None) -> Iterator[str]:
         yield _line(_COLUMNS, facts)
         for row in rows:
             yield _line(row, facts)
-            for sentence in filter(None, row[-_SENTENCES:]):
-                yield from textwrap.wrap(sentence, width, initial_indent="    ", subsequent_indent="    ")
+            for mark, sentence in zip(("  ", "→ "), row[-_SENTENCES:], strict=True):
+                yield from textwrap.wrap(sentence, width, initial_indent=f"  {mark}", subsequent_indent="    ")
         return
     if width and room < sum(widths[-_SENTENCES:]):
         then = min(widths[-1], max(room // 3, room - widths[-2]))

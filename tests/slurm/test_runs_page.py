@@ -42,6 +42,7 @@ def masked(text: str, root: str) -> str:
     text = re.sub(r"after \d+ (s|min)\b", "after TIME", text)
     text = re.sub(r"/\S*/recipes/", "recipes/", text)
     text = re.sub(r"(job +|local +|completed +|finished +)\d+", r"\1ID", text)
+    text = re.sub(r"(\d-[\d,]+ +)\d+ +n\d", r"\1ID NODE", text)
     return re.sub(r" +", " ", text)
 
 
