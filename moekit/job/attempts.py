@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 if __package__:
-    from moekit.job.endings import Ending, ending, last_step
+    from moekit.job.endings import Ending, ending, last_saved, last_step
 else:
-    from endings import Ending, ending, last_step  # type: ignore[import-not-found, no-redef]
+    from endings import Ending, ending, last_saved, last_step  # type: ignore[import-not-found, no-redef]
 
 MAX_ATTEMPTS = 100
 """Attempts of a run over all, where its recipe does not say."""
@@ -90,14 +90,15 @@ def _read_attempt(folder: Path, number: int, facts: Facts) -> Attempt:
     nodes = tuple(map(str, decision.get("nodes") or ()))
     if "kind" in end:
         how = Ending(str(end["kind"]), str(end.get("sentence", "")), tuple(end.get("ranks") or ()))
+        saved = int(end.get("checkpoint") or 0)
     else:
-        how = ending(folder, facts.world, taken="time" not in end)
+        how, saved = ending(folder, facts.world, taken=True), last_saved(folder)
     return Attempt(
         number=number,
         ending=how,
         began_at_step=int(decision.get("step") or 0),
         step=max(last_step(folder / "metrics.jsonl"), int(decision.get("step") or 0)),
-        checkpoint=int(end.get("checkpoint") or 0),
+        checkpoint=saved,
         start=float(decision.get("time") or 0),
         end=float(end.get("time") or 0),
         job=str(decision.get("job") or ""),

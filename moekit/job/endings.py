@@ -194,6 +194,13 @@ def not_a_number(text: str) -> str:
     return f"rank {found[2]}: {found[3]} (it is {found[1]})" if found else ""
 
 
+def last_saved(attempt: Path) -> int:
+    """The step of the last checkpoint that Megatron says it saved; 0 for none (megatron/training/checkpointing.py)."""
+    text = _tail(attempt / "train.log", _LOG_TAIL_BYTES)
+    steps = re.findall(r"successfully saved checkpoint from iteration +(\d+)", text)
+    return int(steps[-1]) if steps else 0
+
+
 def last_step(metrics: str | Path) -> int:
     """The step of the last whole line of a `metrics.jsonl` that has one; 0 without."""
     tail = _tail(Path(metrics), _METRICS_TAIL_BYTES)

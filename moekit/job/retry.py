@@ -205,7 +205,8 @@ def _put_down_lost(run: Path, facts: Facts) -> None:
         how = attempt.ending
         if how.kind == "lost" and (down := _down(attempt.nodes)):
             how = replace(how, sentence=f"{how.sentence}; now {down}")
-        _put_down(folder, how, checkpoints.latest(run / "checkpoints").step, _last_sign(folder), None)
+        saved = max(attempt.checkpoint, checkpoints.latest(run / "checkpoints").step)
+        _put_down(folder, how, saved, _last_sign(folder), None)
 
 
 def _put_down(folder: Path, how: Ending, checkpoint: int, at: float, code: int | None) -> None:

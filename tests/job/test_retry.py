@@ -181,6 +181,15 @@ def test_an_attempt_whose_batch_shell_died_is_put_down_by_the_next(run: Run) -> 
     assert [one.ending.kind for one in read_attempts(run.path, read_facts(run.path))][:1] == ["lost"]
 
 
+def test_what_a_lost_attempt_saved_is_missed_when_it_is_gone(run: Run) -> None:
+    run.retry("start", "n1", "n2")
+    said = "  successfully saved checkpoint from iteration       {} [ t 1/1, p 1/1 ] to checkpoints\n"
+    (run.path / "attempts/1/train.log").write_text(said.format(4) + said.format(8))
+    assert run.retry("start", "n1", "n2") == ["exit", "1"]
+    assert "the checkpoint of step 8 is gone, and training would begin at random weights" in run.said
+    assert run.json("attempts/1/end.json")["checkpoint"] == 8
+
+
 def test_half_written_files_of_an_attempt_count_as_none(run: Run) -> None:
     run.retry("start", "n1", "n2")
     (run.path / "attempts/1/decision.json").write_text('{"time": 17')
