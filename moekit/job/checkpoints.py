@@ -191,7 +191,7 @@ def settle(checkpoints: Path) -> Found:
     """
     found = latest(checkpoints)
     word = tracked(checkpoints)
-    if found.folder is None and word is not None:
+    if (found.folder is None and word is not None) or (found.folder and found.folder.name == "release"):
         return found
     said = list(found.said)
     for step in steps(checkpoints):
@@ -202,7 +202,7 @@ def settle(checkpoints: Path) -> Found:
             said.append(f"`{folder.name}` lies in `{_aside(folder, INCOMPLETE)}` now")
         elif step > found.step:
             said.append(f"`{folder.name}` lies in `{_aside(folder, NEWER)}` now")
-    if found.folder is not None and word != "release" and _iteration(word) != found.step:
+    if found.folder is not None and _iteration(word) != found.step:
         temporary = checkpoints / f".{TRACKER}.{os.getpid()}"
         temporary.write_text(str(found.step))
         temporary.replace(checkpoints / TRACKER)

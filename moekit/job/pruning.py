@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Iterator
 
@@ -20,7 +20,7 @@ def pruned(folder: Path, keep_last: int, keep_every: int | None) -> Iterator[Non
     """Prune a run's `checkpoints/` while the block runs, and once more at its end if that is no failure."""
     import checkpoints  # type: ignore[import-not-found]
 
-    over, seen, lock = threading.Event(), [checkpoints.tracked(folder)], threading.Lock()
+    over, lock = threading.Event(), threading.Lock()
 
     def prune() -> None:
         with lock:
@@ -32,14 +32,12 @@ def pruned(folder: Path, keep_last: int, keep_every: int | None) -> Iterator[Non
                 print(f"moekit: an old checkpoint could not be deleted: {text}", file=sys.stderr, flush=True)
 
     def watch() -> None:
+        seen = None
         while not over.wait(POLL_S):
-            try:
-                now = checkpoints.tracked(folder)
-            except OSError:
-                continue
-            if now != seen[0]:
-                seen[0] = now
-                prune()
+            with suppress(OSError):
+                if (now := checkpoints.tracked(folder)) != seen:
+                    seen = now
+                    prune()
 
     threading.Thread(target=watch, name="moekit-pruning", daemon=True).start()
     try:
