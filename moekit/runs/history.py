@@ -144,7 +144,7 @@ def _cause(attempt: Attempt, ends: Mapping[str, Job]) -> str:
     said, job = attempt.ending.sentence, ends.get(attempt.job)
     if job is None or job.state not in _SLURMS_WORDS or attempt.ending.kind == "ended":
         return said
-    if (job.start or 0) > attempt.start + _CLOCKS_S:  # that was a later start of the same job
+    if not job.nodes or (job.start or 0) > attempt.start + _CLOCKS_S:  # it waited again by then, or had begun again
         return said
     if attempt.ending.kind != "lost" and attempt.end < (job.end or 0) - _KILLED_AFTER_S:
         return said

@@ -136,7 +136,7 @@ def test_no_line_is_wider_than_the_terminal(twice: Run, width: int) -> None:
         assert all(word in words.split(" ") for word in text.split())
 
 
-ENDED = {"start": BEGAN + 999, "end": BEGAN + 1500}
+ENDED = {"start": BEGAN + 999, "end": BEGAN + 1500, "nodes": "n[1-2]"}
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_slurms_word_where_no_shell_saw_the_end(run: Run, state: str, cause: str
     # the next job's start put down what it could see
     run.end(1, "lost", "Slurm took its nodes")
     run.begin(2, job="8")
-    run.submit(2, "8", state="COMPLETED", start=BEGAN + 1999, end=BEGAN + 2500)
+    run.submit(2, "8", state="COMPLETED", start=BEGAN + 1999, end=BEGAN + 2500, nodes="n1")
     assert run.history().starts[0].cause == cause
 
 
@@ -164,14 +164,15 @@ def test_slurms_word_is_about_the_last_start_of_a_job(run: Run) -> None:
     """It came back, waited, and was cancelled then."""
     run.begin(1)
     run.end(1, "lost", "node n2 failed")
-    run.submit(1, "7", state="CANCELLED", start=BEGAN + 4000, end=BEGAN + 4000)
-    assert run.history().starts[0].cause == "node n2 failed"
+    for start, nodes in ((999, ""), (4000, "n[1-2]")):
+        run.submit(1, "7", state="CANCELLED", start=BEGAN + start, end=BEGAN + 4000, nodes=nodes)
+        assert run.history().starts[0].cause == "node n2 failed"
 
 
 def test_a_shell_that_saw_the_end_says_more(run: Run) -> None:
     run.begin(1)
     run.end(1, "stopped", "its ranks were told to end (SIGTERM) and did not save")
-    run.submit(1, "7", state="TIMEOUT", start=BEGAN + 999, end=BEGAN + 1630)
+    run.submit(1, "7", state="TIMEOUT", **{**ENDED, "end": BEGAN + 1630})
     (start,) = run.history().starts
     assert start.cause == "TIMEOUT: its job's time limit came; its ranks were told to end (SIGTERM) and did not save"
 

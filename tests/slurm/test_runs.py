@@ -342,8 +342,11 @@ def test_its_file_tells_a_job_that_slurm_has_forgotten(
 def test_slurm_does_not_answer(slurm: Cluster, moekit: Moekit, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real controller hangs: one message, what files say, and no second job."""
     moekit("launch", "first_moe", "--name", "silent_waits")
-    until(slurm, "silent_waits", "running")
     run = run_of(slurm, "silent_waits")
+    deadline = time.monotonic() + 60
+    while not run.numbers():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     slurm.daemons["slurmctld"].send_signal(signal.SIGSTOP)
     try:
         with monkeypatch.context() as patch:

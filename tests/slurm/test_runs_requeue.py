@@ -55,8 +55,11 @@ def hurry(slurm: Cluster, job: int, attempt: int, name: str, timeout_s: float = 
     """Wait for an attempt; a requeued job else waits for its credentials' end."""
     deadline = time.monotonic() + timeout_s
     while not (run_of(slurm, name).attempt(attempt).path / "decision.json").exists():
-        slurm.call("scontrol", "update", f"JobId={job}", "StartTime=now")
-        assert time.monotonic() < deadline, slurm.job(job)
+        said = slurm.job(job)
+        assert time.monotonic() < deadline, said
+        if (said["JobState"], said["Reason"]) == ("PENDING", "BeginTime"):
+            slurm.call("scontrol", "update", f"JobId={job}", "StartTime=now")
+            time.sleep(2)  # each time it is said, the job is put off a little
         time.sleep(0.2)
 
 
