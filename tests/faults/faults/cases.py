@@ -120,7 +120,7 @@ def the_job() -> list[Case]:
         *at_points("told", save, "first", told("--batch", "--signal=TERM"), saved=True),
         one("told-end", save, "end", told("--batch", "--signal=TERM"), "finished"),
         *at_points("told-steps", "scancel --signal=TERM", "step shards", told("--signal=TERM"), saved=True),
-        *at_points("told-kill", "scancel --signal=KILL", "step", h.scancel("--signal=KILL")),
+        *at_points("told-kill", "scancel --signal=KILL", "step", h.scancel("--signal=KILL"), "by hand"),
         *at_points("limit", "the time limit, told in time", "first step metadata validation", limit, saved=True),
         *at_points(
             "requeue",
