@@ -88,7 +88,7 @@ def _missing_of_distributed(folder: Path) -> str:
         json.loads((folder / "metadata.json").read_bytes())
     except ValueError:
         return "`metadata.json` is cut off"
-    return "`common.pt` is missing" if common_state(folder) is None else ""
+    return "`common.pt` is missing" if common_state(folder, parts) is None else ""
 
 
 def _missing_of_ranks(folder: Path) -> str:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
+import gc
 import io
 import pickle
 import re
 import zipfile
 from pathlib import Path
-from typing import IO, Any, Iterator
+from typing import IO, Any, Dict, Iterator, List, Tuple
 
 _COMMON = "common_state/"
 """How Megatron calls the object with its arguments among the stored ones, `common_state/shard_0_1`."""
@@ -40,16 +42,17 @@ _OWN_CHOICE = ("--override-opt-param-scheduler", "--use-checkpoint-opt-param-sch
 (megatron/core/optimizer_param_scheduler.py: _check_and_set)."""
 
 
+Parts = Dict[str, List[Tuple[str, int, int]]]
+"""What is stored: by its name, the file, offset and length in bytes of each part of it."""
+
+
 class UnreadableError(Exception):
     """A file that is no whole pickle, or no whole archive of torch's."""
 
 
-class _Plain:
-    """An object of a class that only its attributes matter of; the many of a checkpoint's metadata."""
-
-
 class _Stub:
-    """Any other: called, appended to or indexed it does nothing, and it keeps attributes where it is given some."""
+    """In the place of any class or function: it keeps the attributes it is given, and does nothing when called,
+    appended to or indexed."""
 
     def __new__(cls, *_: Any, **__: Any) -> _Stub:
         return object.__new__(cls)
@@ -67,8 +70,6 @@ class _Stub:
 
 
 _HARMLESS = {
-    ("torch.distributed.checkpoint.metadata", "MetadataIndex"): _Plain,
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _Plain,
     ("torch", "Size"): tuple,
     ("collections", "OrderedDict"): collections.OrderedDict,
     ("argparse", "Namespace"): argparse.Namespace,
@@ -84,12 +85,17 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _unpickled(file: IO[bytes], name: str) -> Any:
+    collects = gc.isenabled()
+    gc.disable()  # millions of objects are made, and none of them is garbage
     try:
         return _Unpickler(file).load()
     except OSError:
         raise
     except Exception as failure:  # a broken pickle raises almost anything
         raise UnreadableError(f"`{name}` is no whole pickle ({type(failure).__name__})") from None
+    finally:
+        if collects:
+            gc.enable()
 
 
 def unzipped(file: IO[bytes], name: str) -> Any:
@@ -103,8 +109,8 @@ def unzipped(file: IO[bytes], name: str) -> Any:
     return _unpickled(io.BytesIO(data), name)
 
 
-def stored(folder: Path) -> dict[str, list[tuple[str, int, int]]]:
-    """What a distributed checkpoint's `.metadata` says is stored: name to (file, offset, length in bytes) of each part.
+def stored(folder: Path) -> Parts:
+    """What a distributed checkpoint's `.metadata` says is stored.
 
     Raises:
         UnreadableError: it is no whole pickle of torch's.
@@ -115,11 +121,12 @@ def stored(folder: Path) -> dict[str, list[tuple[str, int, int]]]:
     data = getattr(metadata, "storage_data", None)
     if not isinstance(data, dict):
         raise UnreadableError("`.metadata` does not say which files there are")
-    found: dict[str, list[tuple[str, int, int]]] = {}
+    found: Parts = {}
     for index, place in data.items():
         said = vars(place)
-        part = said["relative_path"], said["offset"], said["length"]
-        found.setdefault(vars(index).get("fqn", ""), []).append(part)
+        with contextlib.suppress(KeyError):  # of a torch that says it otherwise: nothing is known of this part
+            part = said["relative_path"], said["offset"], said["length"]
+            found.setdefault(vars(index).get("fqn", ""), []).append(part)
     return found
 
 
@@ -141,8 +148,10 @@ def saved_arguments(folder: Path) -> dict[str, Any]:
     return {name: value for name, value in vars(arguments).items() if _is_plain(value)}
 
 
-def common_state(folder: Path) -> Any:
+def common_state(folder: Path, parts: Parts | None = None) -> Any:
     """The part of a checkpoint that every rank has alike, or its arguments alone; None where there is neither.
+
+    `parts` are what `stored` says, where that is known.
 
     Raises:
         UnreadableError, OSError: as `saved_arguments`.
@@ -152,9 +161,9 @@ def common_state(folder: Path) -> Any:
         if path.exists():
             with path.open("rb") as file:
                 return unzipped(file, path.name)
-    for name, parts in stored(folder).items():
+    for name, of_one in (stored(folder) if parts is None else parts).items():
         if name.startswith(_COMMON) or name == "args":
-            place, offset, length = parts[0]
+            place, offset, length = of_one[0]
             with (folder / place).open("rb") as file:
                 file.seek(offset)
                 return unzipped(io.BytesIO(file.read(length)), place)

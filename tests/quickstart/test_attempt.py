@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from moekit.launch.attempt import is_finished
+from moekit.launch.attempt import is_finished, next_attempt
 from moekit.launch.rundir import RunDir
+from moekit.problems import MoekitError
 from moekit.recipe.load import Loaded, load
 
 
@@ -79,3 +80,53 @@ def test_an_exit_interval_is_an_end(run: RunDir, tmp_path: Path) -> None:
     attempt(run, range(1, 81))
     save(run, 80)
     assert is_finished(load(str(tmp_path / "exit.yaml")), run)
+
+
+def checkpoint(run: RunDir, step: int) -> Path:
+    """A complete one, in PyTorch's own format."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    folder = run.checkpoints / f"iter_{step:07}"
+    dcp.save({"weight": torch.ones(100)}, checkpoint_id=folder, no_dist=True)
+    run.latest_checkpoint.write_text(str(step))
+    return folder
+
+
+def test_an_incomplete_checkpoint_is_passed_over(run: RunDir, recipe: Loaded) -> None:
+    checkpoint(run, 100)
+    (checkpoint(run, 200) / "__0_0.distcp").unlink()
+    plan = next_attempt(recipe, run)
+    assert (plan.resumes, plan.start, plan.end) == (True, 100, 300)
+    assert plan.said == (
+        "the checkpoint of iteration 200 is passed over: `__0_0.distcp` is missing",
+        "`iter_0000200` lies in `checkpoints/incomplete/iter_0000200-1` now",
+    )
+
+
+def test_a_run_without_a_checkpoint_begins_at_the_beginning(run: RunDir, recipe: Loaded) -> None:
+    assert not next_attempt(recipe, run).resumes
+    attempt(run, range(1, recipe.recipe.checkpoint.save_interval + 1), code=1)  # killed in its first save
+    assert (next_attempt(recipe, run).resumes, next_attempt(recipe, run).start) == (False, 0)
+
+
+def test_a_checkpoint_that_is_gone_is_no_reason_to_begin_anew(run: RunDir, recipe: Loaded) -> None:
+    interval = recipe.recipe.checkpoint.save_interval
+    attempt(run, range(1, interval + 2), code=1)  # it came to the step after its first save
+    with pytest.raises(MoekitError) as refused:
+        next_attempt(recipe, run)
+    (problem,) = refused.value.problems
+    assert problem.what == "run `some` had saved a checkpoint, and none that is complete is left"
+    assert problem.hint.startswith("bring one back there; or, to train from the beginning, remove the run's folder")
+    save(run, interval)  # an empty folder
+    with pytest.raises(
+        MoekitError, match=f"is left: the checkpoint of iteration {interval} is passed over: it is empty"
+    ):
+        next_attempt(recipe, run)
+    assert run.numbers() == [1]
+
+
+def test_a_run_that_ended_well_had_saved(run: RunDir, recipe: Loaded) -> None:
+    attempt(run, range(1, 3))
+    with pytest.raises(MoekitError, match="none that is complete is left"):
+        next_attempt(recipe, run)
