@@ -195,13 +195,11 @@ def settle(checkpoints: Path) -> Found:
         return found
     said = list(found.said)
     for step in steps(checkpoints):
-        folder = folder_of(checkpoints, step)
-        if folder == found.folder:
+        if found.folder and step <= found.step:  # training does not come by it again
             continue
-        if missing(folder):
-            said.append(f"`{folder.name}` lies in `{_aside(folder, INCOMPLETE)}` now")
-        elif step > found.step:
-            said.append(f"`{folder.name}` lies in `{_aside(folder, NEWER)}` now")
+        folder = folder_of(checkpoints, step)
+        place = _aside(folder, INCOMPLETE if missing(folder) else NEWER)
+        said.append(f"`{folder.name}` lies in `{place}` now")
     if found.folder is not None and _iteration(word) != found.step:
         temporary = checkpoints / f".{TRACKER}.{os.getpid()}"
         temporary.write_text(str(found.step))
