@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,6 +134,10 @@ def _broken(records: dict[int, dict[str, Any]], killed: dict[int, int], text: st
     if dead:
         what = f"rank {dead[0]} was killed (SIGKILL): most often the machine was out of memory"
         return Ending("killed", what, (dead[0],))
+    crashed = [(rank, code) for rank, code in killed.items() if code < 0 and code not in (-2, -9, -15)]
+    if crashed:
+        rank, code = crashed[0]
+        return Ending("failed", f"rank {rank} was ended by {signal.Signals(-code).name}", (rank,))
     silent = [rank for rank in range(world) if rank not in records]
     if silent and _only_heard(records):
         heard = f"rank {failed[0][1]}: {_line(records[failed[0][1]]['reason'])}"
@@ -144,10 +149,6 @@ def _broken(records: dict[int, dict[str, Any]], killed: dict[int, int], text: st
         if reason == "SystemExit: 2":
             return Ending("arguments", f"Megatron refuses its arguments{': ' + refusal[1] if refusal else ''}", (rank,))
         return Ending("failed", f"rank {rank}: {reason}", (rank,))
-    crashed = [(rank, code) for rank, code in killed.items() if code < 0 and code not in (-2, -15)]
-    if crashed:
-        rank, code = crashed[0]
-        return Ending("failed", f"rank {rank} was ended by signal {-code}", (rank,))
     return None
 
 
