@@ -137,7 +137,7 @@ def _broken(records: dict[int, dict[str, Any]], killed: dict[int, int], text: st
     crashed = [(rank, code) for rank, code in killed.items() if code < 0 and code not in (-2, -9, -15)]
     if crashed:
         rank, code = crashed[0]
-        return Ending("failed", f"rank {rank} was ended by {signal.Signals(-code).name}", (rank,))
+        return Ending("failed", f"rank {rank} was ended by signal {-code} ({signal.strsignal(-code)})", (rank,))
     silent = [rank for rank in range(world) if rank not in records]
     if silent and _only_heard(records):
         heard = f"rank {failed[0][1]}: {_line(records[failed[0][1]]['reason'])}"

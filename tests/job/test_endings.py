@@ -127,12 +127,17 @@ ERROR:megatron.core.rerun_state_machine:Rank 5, node n2, device 1, iteration #7:
             "illegal_instruction",
             "rank 1: the processor or GPU does not know an instruction of the image's libraries (exit 132)",
         ),
-        ({0: "SIGTERM"}, TORCHRUN.format(rank=1, code=-11), "failed", "rank 1 was ended by SIGSEGV"),
+        (
+            {0: "SIGTERM"},
+            TORCHRUN.format(rank=1, code=-11),
+            "failed",
+            "rank 1 was ended by signal 11 (Segmentation fault)",
+        ),
         (
             {0: "RuntimeError: Connection closed by peer [10.0.0.2]:4711"},
             TORCHRUN.format(rank=1, code=-6),
             "failed",
-            "rank 1 was ended by SIGABRT",
+            "rank 1 was ended by signal 6 (Aborted)",
         ),
         ({0: "SIGTERM"}, "srun: error: Node failure on n2\n", "lost", "node n2 failed"),
         (
