@@ -93,6 +93,8 @@ def _read_attempt(folder: Path, number: int, facts: Facts) -> Attempt:
         saved = int(end.get("checkpoint") or 0)
     else:
         how, saved = ending(folder, facts.world, taken=True), last_saved(folder)
+    if (folder / "cancelled").exists() and how.kind != "ended":
+        how = Ending("stopped", "`moekit cancel` ended it")
     return Attempt(
         number=number,
         ending=how,

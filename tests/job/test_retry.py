@@ -218,6 +218,15 @@ def test_cancelled_by_a_person_it_does_not_come_back(run: Run) -> None:
     assert run.retry("end", "0", "n1", "n2") == ["exit", "0"]
 
 
+def test_what_a_person_cancelled_is_no_failure(run: Run) -> None:
+    for number in range(1, 5):
+        assert run.retry("start", "n1", "n2") == ["go", str(number), "argv.first"]
+        (run.path / f"attempts/{number}/cancelled").touch()
+        (run.path / f"attempts/{number}/train.log").write_text("srun: error: n1: task 0: Terminated\n")
+        assert run.retry("end", "143", "n1", "n2") == ["exit", "143"]
+    assert "`moekit cancel` ended it" in run.said
+
+
 def test_without_requeue_a_job_ends_as_its_training_did(tmp_path: Path) -> None:
     run = Run(tmp_path, requeue=False)
     run.retry("start", "n1", "n2")
