@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from faults import inside
-from faults.cases import CASES, POINTS
+from faults.cases import CASES
 from faults.page import BEGIN, END, legend, table
+from faults.points import POINTS
 from faults.trial import NEXT
 
 PAGE = Path(__file__).parents[2] / "docs/faults.md"
