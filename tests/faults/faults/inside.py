@@ -17,7 +17,7 @@ Points of a rank, in the order in which it comes by:
 
 What it does there:
 
-    hold             wait for `fault/go`; as ever, `fault/reached` says that it is there
+    hold             wait for `fault/go`, or the end of the plan; as ever, `fault/reached` says that it is there
     nan              make the loss NaN (step only)
     exit N           `sys.exit(N)`
     vanish N         end with code N, and without any word
@@ -82,7 +82,7 @@ def do(what: str, how: str, point: str) -> bool:
     REACHED.write_text(f"{point} {state['iteration']}\n")
     if what == "hold":
         ends = time.monotonic() + 900
-        while not GO.exists() and time.monotonic() < ends:
+        while PLAN.exists() and not GO.exists() and time.monotonic() < ends:
             time.sleep(0.02)
     elif what == "exit":
         sys.exit(int(how))
