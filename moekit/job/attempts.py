@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 if __package__:
-    from moekit.job.endings import Ending, ending, last_saved, last_step
+    from .endings import Ending, ending, last_saved, last_step
 else:
     from endings import Ending, ending, last_saved, last_step  # type: ignore[import-not-found, no-redef]
 

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 if __package__:
-    from moekit.job import checkpoints
-    from moekit.job.attempts import Attempt, Facts, read_attempts, read_facts, read_json
-    from moekit.job.endings import Ending, ending
+    from . import checkpoints
+    from .attempts import Attempt, Facts, read_attempts, read_facts, read_json
+    from .endings import Ending, ending
 else:
     import checkpoints  # type: ignore[import-not-found, no-redef]
     from attempts import (  # type: ignore[import-not-found, no-redef]
