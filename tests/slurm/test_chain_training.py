@@ -48,7 +48,7 @@ def test_a_chain_of_three_finishes_a_training(slurm: Cluster, tmp_path: Path) ->
     steps = {(seen.attempt, seen.step) for seen in MetricsReader(run.path).poll()}
     assert {step for _, step in steps} == set(range(1, 401))
     assert min(step for attempt, step in steps if attempt == 2) == first + 1
-    assert (run.path / f"slurm-{jobs[2]}.log").read_text() == "chained is finished at step 400: nothing to do\n"
+    assert (run.path / f"slurm-{jobs[2]}.log").read_text() == "moekit: training is finished, at step 400\n"
     for attempt in (1, 2):  # Megatron found the index, and built nothing
         text = run.attempt(attempt).train_log.read_text()
         assert "Load the GPTDataset train indices" in text
