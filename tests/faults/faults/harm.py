@@ -183,8 +183,13 @@ def empty_disk(ride: Ride) -> None:
 
 
 def chattr(how: str) -> Harm:
-    """`+i` takes away the right to write, from root too."""
-    return lambda ride: subprocess.run(["chattr", "-R", how, str(ride.path)], check=True) and None
+    """`+i` takes away the right to write, from root too; what is held is still told to go on."""
+
+    def change(ride: Ride) -> None:
+        subprocess.run(["chattr", "-R", how, str(ride.path)], check=True)
+        subprocess.run(["chattr", "-R", "-i", str(ride.path / "fault")], check=False)
+
+    return change
 
 
 def remount(how: str) -> Harm:
