@@ -15,7 +15,7 @@ def failures() -> list[Case]:
     """What a rank fails with."""
     return [
         *inside(
-            "error", "an unknown exception", "begin load step shards metadata tracker validation", BOOM, says="boom"
+            "error", "an unknown exception", "load step shards metadata tracker validation", BOOM, says="boom"
         ),
         *inside("exit", "a rank ends with code 3", "step", "exit 3", says="SystemExit: 3"),
         *inside("vanish", "a rank ends without a word", "step", "vanish 0"),
@@ -69,7 +69,7 @@ def again_and_again() -> list[Case]:
         return Case(name, fault, POINTS[point], "stops", plans=(plan,), start=start, attempts=3, says=often)
 
     return [
-        forever("ever-begin", "fails at once, forever", "begin", "early"),
+        forever("ever-load", "fails at once, forever", "load", "early"),
         forever("ever-first", "fails at once, forever", "first", "first"),
         forever("ever-step", "the same failure at the same step, thrice", "step", "early"),
         at_rest(
