@@ -14,9 +14,7 @@ EACH_TIME = {"keep": True, "attempt": None}
 def failures() -> list[Case]:
     """What a rank fails with."""
     return [
-        *inside(
-            "error", "an unknown exception", "load step shards metadata tracker validation", BOOM, says="boom"
-        ),
+        *inside("error", "an unknown exception", "load step shards metadata tracker validation", BOOM, says="boom"),
         *inside("exit", "a rank ends with code 3", "step", "exit 3", says="SystemExit: 3"),
         *inside("vanish", "a rank ends without a word", "step", "vanish 0"),
         *inside("segv", "SIGSEGV of a rank", "step validation", "signal 11", says="signal 11"),
