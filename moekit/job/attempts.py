@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -77,12 +78,30 @@ def read_facts(run: Path) -> Facts:
     return facts
 
 
+def numbers(run: Path) -> list[int]:
+    """The numbers of all starts of a run, ascending."""
+    try:
+        return sorted(int(name) for name in os.listdir(run / "attempts") if name.isdecimal())  # noqa: PTH208
+    except OSError:
+        return []
+
+
+def new_attempt(run: Path) -> int:
+    """Make the next start's folder and return its number; two launches or jobs never get the same one."""
+    (run / "attempts").mkdir(exist_ok=True)
+    number = max(numbers(run), default=0) + 1
+    while True:
+        try:
+            (run / "attempts" / str(number)).mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return number
+
+
 def read_attempts(run: Path, facts: Facts) -> list[Attempt]:
     """All attempts of a run, ascending, each as if it had ended."""
-    numbers = []
-    with suppress(OSError):
-        numbers = sorted(int(path.name) for path in (run / "attempts").iterdir() if path.name.isdecimal())
-    return [_read_attempt(run / "attempts" / str(number), number, facts) for number in numbers]
+    return [_read_attempt(run / "attempts" / str(number), number, facts) for number in numbers(run)]
 
 
 def _read_attempt(folder: Path, number: int, facts: Facts) -> Attempt:

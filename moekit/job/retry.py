@@ -28,13 +28,15 @@ from typing import Any
 
 if __package__:
     from . import checkpoints
-    from .attempts import Attempt, Facts, read_attempts, read_facts, read_json
+    from .attempts import Attempt, Facts, new_attempt, numbers, read_attempts, read_facts, read_json
     from .endings import Ending, ending
 else:
     import checkpoints  # type: ignore[import-not-found, no-redef]
     from attempts import (  # type: ignore[import-not-found, no-redef]
         Attempt,
         Facts,
+        new_attempt,
+        numbers,
         read_attempts,
         read_facts,
         read_json,
@@ -171,7 +173,7 @@ def start(run: Path, nodes: Sequence[str]) -> list[str]:
     if not decision.goes_on:
         _say(decision.sentence)
         return ["exit", "0" if decision.action == "finished" else "1"]
-    number = _new_attempt(run, max((attempt.number for attempt in attempts), default=0) + 1)
+    number = new_attempt(run)
     _write(run / "attempts" / str(number) / "decision.json", _as_json(decision, nodes))
     argv = "argv.resume" if found.folder else "argv.first"
     _say(f"attempt {number} with {argv}: {decision.sentence}")
@@ -181,8 +183,7 @@ def start(run: Path, nodes: Sequence[str]) -> list[str]:
 def end(run: Path, code: int, nodes: Sequence[str]) -> list[str]:
     """Put down how the last attempt ended, and decide what comes next; the words for `train.sh`."""
     facts = read_facts(run)
-    number = max(attempt.number for attempt in read_attempts(run, facts))
-    folder = run / "attempts" / str(number)
+    folder = run / "attempts" / str(numbers(run)[-1])
     how = ending(folder, facts.world, srun_code=code)
     found = checkpoints.latest(run / "checkpoints")
     _put_down(folder, how, found.step, time.time(), code)
@@ -251,18 +252,6 @@ def _changed(run: Path, found: checkpoints.Found, attempts: Sequence[Attempt]) -
         _say(f"the arguments in {found.folder} are not compared: {unreadable}")
         return ""
     return "; ".join(checkpoints.differences(saved, (run / "argv.resume").read_text().splitlines()))
-
-
-def _new_attempt(run: Path, number: int) -> int:
-    """Make the next attempt's folder; two jobs never get the same one."""
-    (run / "attempts").mkdir(exist_ok=True)
-    while True:
-        try:
-            (run / "attempts" / str(number)).mkdir()
-        except FileExistsError:
-            number += 1
-        else:
-            return number
 
 
 def _record(run: Path, decision: Decision, nodes: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import moekit
+from moekit.job import attempts
 from moekit.launch.flat import flat_yaml
 from moekit.megatron.flags import Argument, arguments, argv
 from moekit.problems import error
@@ -149,22 +150,11 @@ class RunDir:
 
     def numbers(self) -> list[int]:
         """The numbers of all starts so far, ascending."""
-        try:
-            return sorted(int(name) for name in os.listdir(self.attempts) if name.isdecimal())  # noqa: PTH208
-        except OSError:
-            return []
+        return attempts.numbers(self.path)
 
     def new_attempt(self) -> int:
         """Make the next start's folder and return its number; two launches never get the same one."""
-        self.attempts.mkdir(exist_ok=True)
-        number = max(self.numbers(), default=0) + 1
-        while True:
-            try:
-                self.attempt(number).path.mkdir()
-            except FileExistsError:
-                number += 1
-            else:
-                return number
+        return attempts.new_attempt(self.path)
 
 
 def run_dir(shared_root: str | Path, name: str) -> RunDir:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from moekit.job.attempts import Facts
 from moekit.job.endings import STOPPED, exit_records, last_step
 from moekit.launch.processes import LOCK
 from moekit.launch.rundir import RunDir, checkpointed_step
@@ -110,9 +111,7 @@ class Files:
         return self._at_end(self.checkpoint)
 
     def _at_end(self, step: int) -> bool:
-        if not step or self.total is None:
-            return False
-        return step >= self.total or bool(self.exit_interval and step % self.exit_interval == 0)
+        return bool(step) and Facts(total=self.total or 0, exit_interval=self.exit_interval).is_end(step)
 
 
 @dataclass(frozen=True)
