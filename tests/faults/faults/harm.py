@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from cluster import Cluster
 from cluster.machine import processes
 
 from faults.bench import DISK_MIB, Ride
@@ -70,23 +71,24 @@ def kill_srun(ride: Ride) -> None:
 
 
 def kill_slurmd(node: int, again_after_s: float | None = None) -> Harm:
-    def harm(ride: Ride) -> None:
-        name = ride.nodes()[node]
-        ride.slurm.kill_slurmd(name)
-        if again_after_s is not None:
-            time.sleep(again_after_s)
-            ride.slurm.start_slurmd(name)
-
-    return harm
+    return _for_a_while(node, Cluster.kill_slurmd, Cluster.start_slurmd, again_after_s)
 
 
 def cut(node: int, for_s: float | None = None) -> Harm:
+    return _for_a_while(node, Cluster.cut, Cluster.join, for_s)
+
+
+def _for_a_while(
+    node: int, lose: Callable[[Cluster, str], object], regain: Callable[[Cluster, str], object], for_s: float | None
+) -> Harm:
+    """Something of a node is lost, and there again after a time; for good with None."""
+
     def harm(ride: Ride) -> None:
         name = ride.nodes()[node]
-        ride.slurm.cut(name)
+        lose(ride.slurm, name)
         if for_s is not None:
             time.sleep(for_s)
-            ride.slurm.join(name)
+            regain(ride.slurm, name)
 
     return harm
 
