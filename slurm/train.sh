@@ -2,7 +2,8 @@
 # The body of a moekit job: one attempt of the run whose directory is the working directory.
 #
 #   bash train.sh                            on the first node of the job; job.sbatch runs this
-#   bash train.sh node ENDPOINT ID ARGV      on every node, inside the container; srun runs this
+#   bash train.sh node ENDPOINT ID ARGV FIRST
+#                                            on every node, inside the container; srun runs this
 #
 # Read from the run directory: argv.srun, argv.torchrun, argv.first or argv.resume (one word a line), argv.nsys,
 # environment.sh. Written there: jobs/ID, and attempts/N/train.log. Whether there is a next attempt, and which number it
@@ -76,11 +77,10 @@ find_port() {
 
 # The command that runs one task on each node, as MOEKIT_COMMAND.
 on_the_first_node() {
-    local nodes head srun
+    local nodes srun first
     # Here, outside the container, which has no scontrol. Never a fallback: each node would wait for a world of its own.
     nodes=$(scontrol show hostnames "${SLURM_JOB_NODELIST:-}") || nodes=""
-    head=${nodes%%$'\n'*}
-    [[ -n $head ]] || fail "\`scontrol show hostnames\` names no node for SLURM_JOB_NODELIST=${SLURM_JOB_NODELIST:-}"
+    [[ -n $nodes ]] || fail "\`scontrol show hostnames\` names no node for SLURM_JOB_NODELIST=${SLURM_JOB_NODELIST:-}"
     mapfile -t MOEKIT_NODES <<<"$nodes"
     leave_virtual_environment
     ask start "${MOEKIT_NODES[@]}"
@@ -89,6 +89,8 @@ on_the_first_node() {
         requeue) requeue "${MOEKIT_NEXT[1]:-}" ;;
     esac
     export MOEKIT_ATTEMPT=${MOEKIT_NEXT[1]}
+    first=${MOEKIT_NEXT[3]}
+    MOEKIT_NODES=("${MOEKIT_NODES[@]:first}" "${MOEKIT_NODES[@]:0:first}")
     mapfile -t srun <argv.srun
     if [[ " ${srun[*]}" == *" --container-image="* ]]; then
         srun+=("--container-workdir=$PWD")
@@ -96,7 +98,7 @@ on_the_first_node() {
     find_port
     echo "attempt $MOEKIT_ATTEMPT on $SLURM_JOB_NODELIST, log in attempts/$MOEKIT_ATTEMPT/train.log"
     MOEKIT_COMMAND=(srun "${srun[@]}" bash train.sh node
-        "$head:$MOEKIT_PORT" "$SLURM_JOB_ID.$MOEKIT_ATTEMPT" "${MOEKIT_NEXT[2]}")
+        "${MOEKIT_NODES[0]}:$MOEKIT_PORT" "$SLURM_JOB_ID.$MOEKIT_ATTEMPT" "${MOEKIT_NEXT[2]}" "$first")
 }
 
 # Hand a signal that came to this shell on to the tasks on all nodes, once. Slurm does it: srun itself would take a
@@ -134,17 +136,18 @@ run_step() {
 
 # The command that starts a node's training processes, as MOEKIT_COMMAND.
 on_every_node() {
-    local endpoint=$1 id=$2 torchrun argv nsys
+    local endpoint=$1 id=$2 first=$4 node torchrun argv nsys
     mapfile -t torchrun <argv.torchrun
     mapfile -t argv <"$3"
-    # In Slurm's order of the nodes, which keeps neighbours together: rank r is on node r / processes of a node.
-    MOEKIT_COMMAND=("${torchrun[@]}" "--rdzv-id=$id" "--rdzv-endpoint=$endpoint" "--node-rank=$SLURM_NODEID"
+    # In Slurm's order of the nodes, which keeps neighbours together, from the one that retry.py names.
+    node=$(((SLURM_NODEID - first + SLURM_JOB_NUM_NODES) % SLURM_JOB_NUM_NODES))
+    MOEKIT_COMMAND=("${torchrun[@]}" "--rdzv-id=$id" "--rdzv-endpoint=$endpoint" "--node-rank=$node"
         job/entry.py "${argv[@]}")
-    if [[ ,${MOEKIT_PROFILED_NODES:-}, == *",$SLURM_NODEID,"* ]]; then
+    if [[ ,${MOEKIT_PROFILED_NODES:-}, == *",$node,"* ]]; then
         command -v nsys >/dev/null || fail "there is no \`nsys\` on $(hostname): \`profile.use_pytorch_profiler: true\` needs none"
         mapfile -t nsys <argv.nsys
         mkdir -p "attempts/$MOEKIT_ATTEMPT/nsys"
-        MOEKIT_COMMAND=("${nsys[@]}" "--output=attempts/$MOEKIT_ATTEMPT/nsys/node$SLURM_NODEID" "${MOEKIT_COMMAND[@]}")
+        MOEKIT_COMMAND=("${nsys[@]}" "--output=attempts/$MOEKIT_ATTEMPT/nsys/node$node" "${MOEKIT_COMMAND[@]}")
     fi
 }
 

@@ -39,6 +39,9 @@ class Attempt:
     """In the order of ranks."""
     suspects: tuple[str, ...] = ()
     """Nodes that further attempts stay away from."""
+    met: tuple[tuple[int, str], ...] = ()
+    """Where a result was met that Megatron wants to see on another GPU: each the node's place in the order of ranks,
+    and its name. A rank that comes upon its own GPU again ends the attempt."""
     forgiven: bool = False
     """Whether a person said that the run goes on in spite of all up to here."""
 
@@ -114,6 +117,7 @@ def _read_attempt(folder: Path, number: int, facts: Facts) -> Attempt:
         how, saved = ending(folder, facts.world, taken=True), last_saved(folder)
     if (folder / "cancelled").exists() and how.kind != "ended":
         how = Ending("stopped", "`moekit cancel` ended it")
+    met = _met(how, nodes, facts.ranks_per_node)
     return Attempt(
         number=number,
         ending=how,
@@ -124,21 +128,22 @@ def _read_attempt(folder: Path, number: int, facts: Facts) -> Attempt:
         end=float(end.get("time") or 0),
         job=str(decision.get("job") or ""),
         nodes=nodes,
-        suspects=_suspects(how, nodes, facts.ranks_per_node),
+        suspects=_suspects(met, len(nodes)),
+        met=met,
         forgiven=(folder / "forgiven").exists(),
     )
 
 
-def _suspects(how: Ending, nodes: Sequence[str], ranks_per_node: int) -> tuple[str, ...]:
-    """The nodes whose GPUs Megatron wants to be compared with others: of the ranks that met the result.
+def _met(how: Ending, nodes: Sequence[str], ranks_per_node: int) -> tuple[tuple[int, str], ...]:
+    """Where ranks met the result that an attempt ended for, in the order in which they said so."""
+    places = (rank // ranks_per_node for rank in how.ranks) if how.kind == "rerun" else ()
+    return tuple(dict.fromkeys((place, nodes[place]) for place in places if place < len(nodes)))
 
-    A NaN that spread before it was found is met by all; then the node of the first that said so is taken.
-    """
-    if how.kind != "rerun" or not nodes:
-        return ()
-    met = [nodes[rank // ranks_per_node] for rank in how.ranks if rank // ranks_per_node < len(nodes)]
-    suspects = tuple(dict.fromkeys(met)) or tuple(nodes[:1])
-    return suspects if len(suspects) * 2 <= len(nodes) else suspects[:1]
+
+def _suspects(met: Sequence[tuple[int, str]], nodes: int) -> tuple[str, ...]:
+    """The nodes that had it; of more than half of them, which a NaN reaches that spread, the one that said so first."""
+    names = tuple(name for _, name in met)
+    return names if len(names) * 2 <= nodes else names[:1]
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -105,12 +105,18 @@ def _validation(records: dict[int, dict[str, Any]], text: str) -> Ending | None:
     suspects = tuple(dict.fromkeys(int(rank) for rank in re.findall(r"Rank (\d+), node .*First rerun: .*", text)))
     for code, kind in ((INVALID, "invalid"), (RERUN, "rerun")):
         if any(record["code"] == code for record in records.values()):
-            found = not_a_number(text) or "Megatron found a result that cannot be right"
+            found = not_a_number(text) or _same_gpu(text) or "Megatron found a result that cannot be right"
             return Ending(kind, f"{found}, exit {code}", suspects)
     failed = any(record["code"] not in (0, *STOPPED) for record in records.values())
     if failed and (found := not_a_number(text)):
         return Ending("failed", found, suspects)
     return None
+
+
+def _same_gpu(text: str) -> str:
+    """That a rank which was to repeat a step on another GPU had the same one (rerun_state_machine.py:647 of 0.19.2)."""
+    found = re.search(r"Got rescheduled on the same GPU.*\(node: (\S+), gpu: (\d+)\)", text)
+    return f"a step was to be repeated on another GPU than {found[2]} of {found[1]}, and was not" if found else ""
 
 
 def _broken(records: dict[int, dict[str, Any]], killed: dict[int, int], text: str, world: int) -> Ending | None:

@@ -6,7 +6,8 @@
     end CODE NODE...  after the training step has ended with srun's exit code; what comes next is decided once more
 
 Each prints a sentence for people on standard error, and for `train.sh` one word a line on standard output:
-`go ATTEMPT ARGV`, `exit CODE` or `requeue EXCLUDED` (nodes with commas between, or an empty line).
+`go ATTEMPT ARGV FIRST` (FIRST: which of the nodes gets rank 0), `exit CODE` or `requeue EXCLUDED` (nodes with commas
+between, or an empty line).
 
 It reads `retry.json`, `end` and `attempts/`, and writes `attempts/N/decision.json`, `attempts/N/end.json` and
 `decision.json`, the last decision. Standard library alone, and Python >= 3.9: the node's own.
@@ -72,6 +73,8 @@ class Decision:
     step: int = 0
     exclude: tuple[str, ...] = ()
     """Nodes that further attempts stay away from."""
+    first: int = 0
+    """The place among the nodes of the one that gets rank 0; the others follow in their order."""
 
     @property
     def goes_on(self) -> bool:
@@ -100,6 +103,19 @@ def decide(attempts: Sequence[Attempt], facts: Facts, checkpoint: int, nodes: Se
     elif exclude:
         onward += f", without {', '.join(exclude)}"
     return Decision("resume" if checkpoint else "first", onward, checkpoint, exclude)
+
+
+def first_node(attempts: Sequence[Attempt], nodes: Sequence[str]) -> int:
+    """The place of the node that gets rank 0, so that ranks come upon nodes on which they met no doubtful result.
+
+    A NaN that spread is met by ranks on all nodes, and no cluster has so many others: ranks change places instead.
+    """
+    met = {place for attempt in attempts for place in attempt.met}
+
+    def again(first: int) -> int:
+        return sum((place, node) in met for place, node in enumerate([*nodes[first:], *nodes[:first]]))
+
+    return min(range(len(nodes)), key=again, default=0) if met else 0
 
 
 def _reason_to_stop(attempts: Sequence[Attempt], facts: Facts, checkpoint: int) -> str:
@@ -165,7 +181,8 @@ def start(run: Path, nodes: Sequence[str]) -> list[str]:
     for sentence in found.said:
         _say(sentence)
     attempts = read_attempts(run, facts)
-    decision = decide_here(run, attempts, facts, found, nodes)
+    decision = replace(decide_here(run, attempts, facts, found, nodes), first=first_node(attempts, nodes))
+    nodes = [*nodes[decision.first :], *nodes[: decision.first]]
     _record(run, decision, nodes)
     if decision.action == "move":
         _say(decision.sentence)
@@ -177,7 +194,7 @@ def start(run: Path, nodes: Sequence[str]) -> list[str]:
     _write(run / "attempts" / str(number) / "decision.json", _as_json(decision, nodes))
     argv = "argv.resume" if found.folder else "argv.first"
     _say(f"attempt {number} with {argv}: {decision.sentence}")
-    return ["go", str(number), argv]
+    return ["go", str(number), argv, str(decision.first)]
 
 
 def end(run: Path, code: int, nodes: Sequence[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import moekit.job
 from moekit.job.attempts import Attempt, Facts, read_attempts, read_facts
 from moekit.job.endings import Ending
-from moekit.job.retry import MOST_RERUNS, NO_PROGRESS, SAME_FAILURE, Decision, decide
+from moekit.job.retry import MOST_RERUNS, NO_PROGRESS, SAME_FAILURE, Decision, decide, first_node
 
 FACTS = Facts(requeue=True, world=2, ranks_per_node=1, total=100)
 OUTSIDE = ("lost", "stopped", "ended")
@@ -103,6 +104,21 @@ def test_a_suspicious_node_is_left_and_stays_left() -> None:
     assert decide(later, FACTS, 10).exclude == ("n2", "n1")
 
 
+def test_ranks_that_met_a_spread_result_change_places() -> None:
+    """Each rank on another node than the one on which it met the result, the new node among them or not."""
+    known = [replace(attempts("rerun")[0], met=((1, "n2"), (0, "n1")))]
+    assert first_node(attempts("rerun"), ["n1", "n2"]) == 0
+    assert [first_node(known, nodes) for nodes in (["n3", "n4"], ["n1", "n3"], ["n1", "n2"], ["n2", "n1"])] == [
+        0,
+        1,
+        1,
+        0,
+    ]
+    assert first_node(known, []) == first_node(known, ["n1"]) == 0
+    spread = [replace(known[0], met=tuple((place, f"n{place}") for place in range(1000)))]
+    assert first_node(spread, [f"n{place}" for place in range(1000)]) == 1
+
+
 def test_reruns_have_their_own_cap() -> None:
     assert next_of(*["rerun"] * (MOST_RERUNS - 1)).action == "resume"
     assert next_of(*["rerun"] * MOST_RERUNS).action == "stop"
@@ -160,7 +176,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_attempts_begin_and_end(run: Run) -> None:
-    assert run.retry("start", "n1", "n2", SLURM_JOB_ID="17") == ["go", "1", "argv.first"]
+    assert run.retry("start", "n1", "n2", SLURM_JOB_ID="17") == ["go", "1", "argv.first", "0"]
     assert "attempt 1 with argv.first: begins at the beginning" in run.said
     begun = run.json("attempts/1/decision.json")
     assert (begun["job"], begun["nodes"], begun["action"], begun["step"]) == ("17", ["n1", "n2"], "first", 0)
@@ -175,7 +191,7 @@ def test_attempts_begin_and_end(run: Run) -> None:
 def test_an_attempt_whose_batch_shell_died_is_put_down_by_the_next(run: Run) -> None:
     run.retry("start", "n1", "n2")
     run.rank(1, 0, 143, "SIGTERM")
-    assert run.retry("start", "n1", "n3") == ["go", "2", "argv.first"]
+    assert run.retry("start", "n1", "n3") == ["go", "2", "argv.first", "0"]
     ended = run.json("attempts/1/end.json")
     assert (ended["kind"], ended["code"]) == ("lost", None)
     assert [one.ending.kind for one in read_attempts(run.path, read_facts(run.path))][:1] == ["lost"]
@@ -196,7 +212,7 @@ def test_half_written_files_of_an_attempt_count_as_none(run: Run) -> None:
     (run.path / "attempts/1/end.json").write_text('{"kind": "inv')
     (run.path / "attempts/1/exit").mkdir()
     (run.path / "attempts/1/exit/rank0.json").write_text('{"code"')
-    assert run.retry("start", "n1", "n2") == ["go", "2", "argv.first"]
+    assert run.retry("start", "n1", "n2") == ["go", "2", "argv.first", "0"]
 
 
 def test_exit_16_leaves_the_node_of_the_rank_that_met_it(run: Run) -> None:
@@ -207,7 +223,22 @@ def test_exit_16_leaves_the_node_of_the_rank_that_met_it(run: Run) -> None:
         run.rank(1, rank, 16, "SystemExit: 16")
     assert run.retry("end", "1", "n1", "n2") == ["requeue", "n2"]
     assert run.retry("start", "n1", "n2") == ["requeue", "n2"]
-    assert run.retry("start", "n1", "n3") == ["go", "2", "argv.first"]
+    assert run.retry("start", "n1", "n3") == ["go", "2", "argv.first", "0"]
+
+
+def test_a_result_that_spread_leaves_one_node_and_turns_the_others(run: Run) -> None:
+    run.retry("start", "n1", "n2")
+    met = "ERROR: Rank {}, node {}, device 0, iteration #7: First rerun: unexpected result is reproducible ...!\n"
+    (run.path / "attempts/1/train.log").write_text(met.format(2, "n2") + met.format(0, "n1"))
+    run.rank(1, 0, 16, "SystemExit: 16")
+    assert run.retry("end", "1", "n1", "n2") == ["requeue", "n2"]
+    assert run.retry("start", "n1", "n3") == ["go", "2", "argv.first", "1"]
+    assert run.json("attempts/2/decision.json")["nodes"] == ["n3", "n1"]
+    same = "Got rescheduled on the same GPU. Need to resume again from the same checkpoint (node: n3, gpu: 1)\n"
+    (run.path / "attempts/2/train.log").write_text(same)
+    run.rank(2, 0, 16, "SystemExit: 16")
+    assert run.retry("end", "1", "n3", "n1") == ["requeue", "n2"]  # nothing was met on n3
+    assert "a step was to be repeated on another GPU than 1 of n3, and was not, exit 16" in run.said
 
 
 def test_cancelled_by_a_person_it_does_not_come_back(run: Run) -> None:
@@ -220,7 +251,7 @@ def test_cancelled_by_a_person_it_does_not_come_back(run: Run) -> None:
 
 def test_what_a_person_cancelled_is_no_failure(run: Run) -> None:
     for number in range(1, 5):
-        assert run.retry("start", "n1", "n2") == ["go", str(number), "argv.first"]
+        assert run.retry("start", "n1", "n2") == ["go", str(number), "argv.first", "0"]
         (run.path / f"attempts/{number}/cancelled").touch()
         (run.path / f"attempts/{number}/train.log").write_text("srun: error: n1: task 0: Terminated\n")
         assert run.retry("end", "143", "n1", "n2") == ["exit", "143"]

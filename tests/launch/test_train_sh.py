@@ -98,7 +98,7 @@ def test_a_whole_attempt(job: Callable[..., Job]) -> None:
     assert it.seen("srun")["argv"] == [
         *(it.folder / "argv.srun").read_text().splitlines(),
         f"--container-workdir={it.folder}",
-        *["bash", "train.sh", "node", "n1:23456", "123456.1", "argv.first"],
+        *["bash", "train.sh", "node", "n1:23456", "123456.1", "argv.first", "0"],
     ]
     trained = it.seen("python")
     assert trained["cwd"] == str(it.folder)
@@ -185,6 +185,18 @@ def test_attempts_are_counted_and_a_checkpoint_is_resumed(job: Callable[..., Job
     assert "--rdzv-id=123456.10" in argv
 
 
+def test_ranks_change_places_where_all_met_a_doubtful_result(job: Callable[..., Job]) -> None:
+    """All nodes are the same again; rank 0 is on the second now, and this is node 1 of the job."""
+    it = job()
+    assert it.run().returncode == 0
+    (it.folder / "attempts/1/decision.json").write_text('{"nodes": ["n1", "n2"]}')
+    (it.folder / "attempts/1/end.json").write_text('{"kind": "rerun", "ranks": [8, 0]}')
+    done = it.run()
+    assert "attempt 2 with argv.first" in done.stderr
+    assert it.seen("srun")["argv"][-4:] == ["n2:23456", "123456.2", "argv.first", "1"]
+    assert "--node-rank=0" in it.seen("python")["argv"]
+
+
 @pytest.mark.parametrize("hosts", ["", "\n"])
 def test_no_head_node_is_fatal(job: Callable[..., Job], hosts: str) -> None:
     it = job()
@@ -255,9 +267,9 @@ def test_a_port_in_use_is_left_alone(job: Callable[..., Job]) -> None:
     it = job()
     with socket.create_server(("127.0.0.1", 23456)), socket.create_server(("", 23457)):
         assert it.run().returncode == 0
-    assert it.seen("srun")["argv"][-3] == "n1:23458"
+    assert it.seen("srun")["argv"][-4] == "n1:23458"
     it.run(SLURM_JOB_ID="9999")
-    assert it.seen("srun")["argv"][-3] == "n1:29999"
+    assert it.seen("srun")["argv"][-4] == "n1:29999"
 
 
 def test_a_missing_secret_stops_before_srun(job: Callable[..., Job]) -> None:
