@@ -28,6 +28,7 @@ ROOMS = {
     "import": "moekit.recipe.commands",
     "rehearse": "moekit.rehearse.commands",
     "init": "moekit.cluster.commands",
+    "data": "moekit.data.commands",
     "launch": "moekit.launch.commands",
     "status": "moekit.runs.commands",
     "why": "moekit.runs.commands",
