@@ -10,26 +10,25 @@ Each folder is filled under another name and renamed when it is whole, so it is 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from moekit.data import python_docs, shards
+from moekit.data.folders import locked, make_folder
 from moekit.data.tokenize import tokenize
 from moekit.problems import MoekitError, Problem, error
 
 NAME = "python-docs"
 """The name of data and tokenizer, as a recipe's `data.name` says it."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+WAITING = "waiting for another process that prepares the same data"
 
 Progress = Callable[[str], None]
 
@@ -71,9 +70,9 @@ def prepare_python_docs(shared_root: Path, progress: Progress) -> Prepared:
         if not already:
             folder.parent.mkdir(parents=True, exist_ok=True)
             prepare_tokenizer(shared_root, progress)
-            with _locked(folder.with_name(f".{NAME}.lock"), progress):
+            with locked(folder.with_name(f".{NAME}.lock"), WAITING, progress):
                 if not _data_present(folder):
-                    _make_folder(folder, lambda temporary: _fill_data(temporary, folder, progress))
+                    make_folder(folder, lambda temporary: _fill_data(temporary, folder, progress))
         manifest = _read_manifest(folder)
         _point_at(folder)
     except OSError as reason:
@@ -90,9 +89,9 @@ def prepare_tokenizer(shared_root: Path, progress: Progress) -> None:
     try:
         if not _tokenizer_present(tokenizer):
             tokenizer.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(tokenizer.with_name(f".{NAME}.lock"), progress):
+            with locked(tokenizer.with_name(f".{NAME}.lock"), WAITING, progress):
                 if not _tokenizer_present(tokenizer):
-                    _make_folder(tokenizer, _fill_tokenizer)
+                    make_folder(tokenizer, _fill_tokenizer)
     except OSError as problem:
         raise _not_prepared(problem, tokenizer) from None
 
@@ -202,43 +201,3 @@ def _point_at(folder: Path) -> None:
         temporary = file.with_name(f".tmp-{file.name}-{os.getpid()}")
         temporary.write_text(text, "utf-8")
         temporary.replace(file)
-
-
-def _make_folder(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Let `fill` work in a temporary folder beside `folder`, then rename it. Only one process may do so at a time."""
-    temporary = folder.with_name(f".tmp-{folder.name}")
-    if temporary.exists():  # a killed run's
-        shutil.rmtree(temporary)
-    temporary.mkdir()
-    try:
-        fill(temporary)
-        temporary.rename(folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
-@contextmanager
-def _locked(path: Path, progress: Progress) -> Iterator[None]:
-    """Hold the file `path` against other processes and remove it afterwards. A killed process lets go of it."""
-    while True:
-        with path.open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                progress("waiting for another process that prepares the same data")
-                fcntl.flock(file, fcntl.LOCK_EX)
-            if not _is_at(path, file):
-                continue  # its last holder has removed it while this process waited
-            try:
-                yield
-            finally:
-                path.unlink(missing_ok=True)
-            return
-
-
-def _is_at(path: Path, file: IO[str]) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
