@@ -2,8 +2,68 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+from typing import Annotated
+
 import typer
+
+from moekit.recipe.commands import JsonOption, ProfileOption
 
 app = typer.Typer()
 data = typer.Typer(no_args_is_help=True)
 app.add_typer(data, name="data", help="Prepare, check and look at training data: text to shards.")
+
+SharedRootOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--shared-root",
+        metavar="DIR",
+        help="The folder that holds `data/` and `tokenizers/`.",
+        show_default="the profile's, else moekit-local/ here",
+    ),
+]
+
+
+@data.command("look")
+def look(
+    shard: Annotated[
+        str,
+        typer.Argument(
+            metavar="SHARD",
+            help="A shard's prefix, its .bin or .idx, a folder of shards, or a data set's name: of those the first.",
+        ),
+    ],
+    documents: Annotated[int, typer.Option("--documents", metavar="N", min=0, help="Show the first N.")] = 3,
+    document: Annotated[
+        int | None, typer.Option("--document", metavar="K", min=0, help="Show document K alone, whole; from 0.")
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option("--tokenizer", metavar="DIR", help="Decode with this one.", show_default="the data set's own"),
+    ] = None,
+    sequence_length: Annotated[
+        int, typer.Option("--sequence-length", metavar="N", min=1, help="Set lengths against sequences of N tokens.")
+    ] = 4096,
+    profile: ProfileOption = None,
+    shared_root: SharedRootOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a shard's first documents as text, and how long its documents are.
+
+    What a terminal would obey is shown as an escape. A shard of any size takes the same memory.
+
+    moekit data look fineweb_edu --documents 5
+
+    moekit data look moekit-local/data/python-docs/python-docs_00000_tokens --document 17
+    """
+    from moekit.data.look import look as look_at
+    from moekit.data.look import rendered
+    from moekit.data.named import shards_of
+    from moekit.data.places import shared_root_of
+
+    width = max(60, shutil.get_terminal_size().columns)
+    prefix = shards_of(shard, shared_root_of(profile, shared_root))[0]
+    seen = look_at(prefix, tokenizer, documents, document, sequence_length, None if as_json else width)
+    print(json.dumps(seen, indent=2) if as_json else rendered(seen, width, document is not None))
