@@ -99,7 +99,7 @@ def claim(run: RunDir, newest: int, **said: object) -> int:
         finally:
             temporary.unlink()
     except FileExistsError:
-        raise error(f"run `{run.path.name}` is being submitted by another moekit", "wait for it") from None
+        raise error(f"`{run.path.name}` is being submitted by another moekit", "wait for it") from None
     except OSError as reason:
         what = f"`{run.submissions}` cannot be written: {(reason.strerror or str(reason)).lower()}"
         raise error(what) from None

@@ -166,7 +166,7 @@ def test_a_submission_is_claimed_once(run: RunDir) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(said) == ["1", *["run `x` is being submitted by another moekit"] * 7]
+    assert sorted(said) == ["1", *["`x` is being submitted by another moekit"] * 7]
     assert [path.name for path in run.submissions.iterdir()] == ["1.json"]
     assert submissions.read(run)[0].in_hand
 
