@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,9 @@ app = typer.Typer()
 data = typer.Typer(no_args_is_help=True)
 app.add_typer(data, name="data", help="Prepare, check and look at training data: text to shards.")
 
+DatasetArgument = Annotated[
+    str, typer.Argument(metavar="DATASET", help="A data set's description, or the name of a shipped one.")
+]
 SharedRootOption = Annotated[
     Path | None,
     typer.Option(
@@ -24,6 +28,44 @@ SharedRootOption = Annotated[
         show_default="the profile's, else moekit-local/ here",
     ),
 ]
+
+
+@data.command("tokenizer")
+def tokenizer(
+    dataset: DatasetArgument,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="OWNER/NAME|DIR",
+            help="Take it from this repository of the Hub, or this local folder (`/...` or `./...`).",
+            show_default="the description's `tokenizer_source`",
+        ),
+    ] = None,
+    profile: ProfileOption = None,
+    shared_root: SharedRootOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fetch a data set's tokenizer, and check its vocabulary and end token.
+
+    Tokenizing and training read the same files, in tokenizers/ of the shared root; their sha256 is put down beside
+    them. One that is there already is held against the description. For a gated repository, ask for access on its page
+    and run `hf auth login`, or take a copy with --from; so also where there is no network.
+
+    moekit data tokenizer fineweb_edu --from unsloth/Llama-3.2-1B
+    """
+    from moekit.data.dataset import find_dataset
+    from moekit.data.places import shared_root_of
+    from moekit.data.tokenizer_fetching import as_json as fetched_as_json
+    from moekit.data.tokenizer_fetching import fetch_tokenizer, said
+
+    described = find_dataset(dataset)
+    fetched = fetch_tokenizer(described, shared_root_of(profile, shared_root), source, _tell)
+    print(json.dumps(fetched_as_json(fetched), indent=1) if as_json else said(fetched, described.end_of_document))
+
+
+def _tell(step: str) -> None:
+    print(f"{step} ...", file=sys.stderr)
 
 
 @data.command("look")

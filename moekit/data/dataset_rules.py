@@ -27,8 +27,8 @@ BYTES_A_BYTE = 140
 WORKER_GIB = 0.4
 """What a worker takes besides: Python, readers, a large tokenizer (measured: 0.35 GiB)."""
 
-_REPOSITORY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}")
-_ON_HUB = re.compile(rf"hf://datasets/{_REPOSITORY.pattern}(@[^/@\s]+)?(/(?P<path>.*))?")
+REPOSITORY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}")
+_ON_HUB = re.compile(rf"hf://datasets/{REPOSITORY.pattern}(@[^/@\s]+)?(/(?P<path>.*))?")
 _FORMATS = {"parquet": r"\.parquet", "jsonl": r"\.(jsonl|ndjson)(\.(gz|zst|bz2|xz))?"}
 _HUB_FORM = "write `hf://datasets/OWNER/NAME/PATH`, or `NAME@REVISION`"
 
@@ -104,7 +104,7 @@ def _format(dataset: Dataset, source: Source) -> Iterator[Problem]:
 def _tokenizer(dataset: Dataset, source: Source) -> Iterator[Problem]:
     given, place = dataset.tokenizer_source, source.where("tokenizer_source")
     is_local = bool(given and given.startswith((".", "/")))
-    if given and not is_local and not _REPOSITORY.fullmatch(given):
+    if given and not is_local and not REPOSITORY.fullmatch(given):
         hint = "write `OWNER/NAME`, or a local folder from `/` or `./` on"
         yield Problem(place, f"`tokenizer_source` is `{shortened(given)}`, no repository of the Hub", hint)
     for field in ("tokenizer_revision", "tokenizer_copy"):
@@ -112,7 +112,7 @@ def _tokenizer(dataset: Dataset, source: Source) -> Iterator[Problem]:
             what = f"`{field}` does nothing without a repository as `tokenizer_source`"
             yield Problem(source.where(field), what, "leave it out, or name one")
     copy = dataset.tokenizer_copy
-    if copy and not _REPOSITORY.fullmatch(copy):
+    if copy and not REPOSITORY.fullmatch(copy):
         what = f"`tokenizer_copy` is `{shortened(copy)}`, no repository of the Hub"
         yield Problem(source.where("tokenizer_copy"), what, "write `OWNER/NAME`")
 
