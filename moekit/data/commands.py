@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -109,3 +109,50 @@ def look(
     prefix = shards_of(shard, shared_root_of(profile, shared_root))[0]
     seen = look_at(prefix, tokenizer, documents, document, sequence_length, None if as_json else width)
     print(json.dumps(seen, indent=2) if as_json else rendered(seen, width, document is not None))
+
+
+@data.command("index")
+def index(
+    recipes: Annotated[
+        list[str], typer.Argument(metavar="RECIPE...", help="Recipe or sweep files, or names of shipped ones.")
+    ],
+    where: Annotated[
+        Literal["slurm", "local"] | None,
+        typer.Option(
+            "--on",
+            help="Where to build: `local` is this machine, `slurm` a job on the profile's `cpu_partition`.",
+            show_default="local where the recipe says `runtime.device: cpu`, else slurm",
+        ),
+    ] = None,
+    profile: ProfileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Build Megatron's index of a recipe's data before GPUs are held.
+
+    In a training, rank 0 builds it while all other GPUs wait: minutes with many shards. It lies in cache/ of the data
+    set's folder, and the recipe's trainings find it there. A launch waits for a job that still builds it.
+
+    moekit data index first_moe --profile slurm/clusters/mine.yaml
+    """
+    from moekit.cluster.profile import find_cluster
+    from moekit.data.index import build_here, submit
+    from moekit.launch.several import load_all
+    from moekit.problems import print_problems
+    from moekit.runs.look import LOCAL_ROOT
+    from moekit.runs.report import with_profile
+
+    cluster = find_cluster(profile)
+    loaded, warnings = load_all(recipes, None, cluster)
+    print_problems(warnings)
+    local = where == "local" or (where is None and all(one.recipe.runtime.device == "cpu" for one in loaded))
+    root = Path(cluster.shared_root) if profile else Path.cwd() / LOCAL_ROOT
+    built = []
+    for one in build_here(loaded, root) if local else submit(loaded, cluster):
+        built.append(one)
+        if not as_json:
+            print(f"{one.loaded.name}: {f'job {one.job} builds the index' if one.job else one.said}")
+            print(f"  index       {one.cache}\n  directory   {one.folder}")
+    if as_json:
+        print(json.dumps([one.as_json() for one in built], indent=1))
+    else:
+        print(f"  next        moekit launch {' '.join(recipes)}{with_profile(profile)}")

@@ -1,13 +1,16 @@
 """The job that builds Megatron's index of the data before a run's own job: one CPU node, while no GPU is held.
 
-It lies in `index/` of the run directory and runs `job/index.py` with the run's own arguments. Runs that are launched
-together on the same data need it for more than time: each would build the same files, over those of the others.
+It lies in `index/` of the run directory, or where `moekit data index` puts it (`folder_of`), and runs `job/index.py`
+with the run's own arguments. Runs that are launched together on the same data need it for more than time: each would
+build the same files, over those of the others.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import moekit
 from moekit import share
@@ -16,7 +19,7 @@ from moekit.job.gpt import OF_A_CHECKOUT
 from moekit.job.index import CHANGES_ON_THE_WAY
 from moekit.launch import slurm
 from moekit.launch.folders import write
-from moekit.launch.rundir import RunDir, lines, run_dir
+from moekit.launch.rundir import RunDir, data_dir, lines, run_dir
 from moekit.launch.script import srun_words
 from moekit.launch.slurm_text import number
 from moekit.megatron.flags import arguments, argv
@@ -42,14 +45,14 @@ class Indexes:
     jobs: dict[tuple[object, ...], str] = field(default_factory=dict)
 
     def wanted_by(self, loaded: Loaded, run: RunDir) -> list[str]:
-        """The job that a run waits for, submitted where no earlier run of the launch did.
+        """The job that a run waits for: one that builds its index already, else a new one where that is wanted.
 
         Raises:
             MoekitError: Slurm refuses it.
         """
-        if not self.wanted or not has_index(loaded):
-            return []
         key = _key(loaded)
+        if not has_index(loaded) or not (self.wanted or key in self.jobs):
+            return []
         if key not in self.jobs:
             before = list(self.jobs.values())[-1:]  # so that no two of them write the same files
             self.jobs[key] = submit(loaded, run, self.cluster, before)
@@ -62,21 +65,34 @@ def has_index(loaded: Loaded) -> bool:
     return loaded.recipe.data.name is not None and not said & {*CHANGES_ON_THE_WAY, *OF_A_CHECKOUT}
 
 
+def folder_of(loaded: Loaded, shared_root: str | Path) -> RunDir:
+    """Where `moekit data index` works for a recipe, beside its data: `<data set>/indexes/<name>-<what it depends on>`.
+
+    It is laid out as a run's directory is, as far as the index job reads that.
+    """
+    depends_on = hashlib.sha256(repr(_key(loaded)).encode()).hexdigest()[:8]
+    return RunDir(data_dir(shared_root, loaded.recipe.data.name or "") / "indexes" / f"{loaded.name}-{depends_on}")
+
+
 def for_runs(loaded: Sequence[Loaded], cluster: Cluster, wanted: bool | None) -> Indexes:
-    """The index jobs for some runs, those that an earlier launch submitted and that have not ended among them.
+    """The index jobs for some runs, those that an earlier command submitted and that have not ended among them.
 
     Where it is not said, several runs of the same data have one.
 
     Raises:
         MoekitError: Slurm gives no answer.
     """
-    if wanted is None:
-        wanted = bool(cluster.cpu_partition) and _share_data(loaded)
-    folders = {run_dir(cluster.shared_root, one.name).path / "index": one for one in loaded}
-    there = [folder for folder in folders if folder.is_dir()] if wanted else []
+    if wanted is False:
+        return Indexes(cluster, False)
+    named = [one for one in loaded if one.recipe.data.name]
+    folders = {folder_of(one, cluster.shared_root).path / "index": one for one in named}
+    if wanted or (wanted is None and cluster.cpu_partition and _share_data(loaded)):
+        wanted = True
+        folders |= {run_dir(cluster.shared_root, one.name).path / "index": one for one in loaded}
+    there = [folder for folder in folders if folder.is_dir()]
     found = slurm.jobs_in(there) if there else {}
     jobs = {_key(folders[folder]): job.id for folder in there for job in found.get(folder, []) if not job.ended}
-    return Indexes(cluster, wanted, jobs)
+    return Indexes(cluster, bool(wanted), jobs)
 
 
 def problems(loaded: Sequence[Loaded], cluster: Cluster, wanted: bool | None) -> Iterator[Problem]:

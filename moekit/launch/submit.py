@@ -93,7 +93,7 @@ def prepare(loaded: Loaded, name: str, cluster: Cluster, as_checked: bool | None
     run = run_dir(cluster.shared_root, name)
     files = slurm_files(loaded, name, cluster)
     if PREPARED_DATA in (loaded.recipe.data.name, loaded.recipe.data.tokenizer):
-        _prepare_data(loaded, Path(cluster.shared_root))
+        prepare_data(loaded, Path(cluster.shared_root))
     files = provenance.with_found(files, provenance.found_on(cluster, loaded, as_checked))
     refused, taken = _taken(run)
     if taken:
@@ -205,7 +205,7 @@ def _remedy(name: str) -> str:
     return f"`moekit resume {name}` goes on with it; `--name` gives this one another name"
 
 
-def _prepare_data(loaded: Loaded, shared_root: Path) -> None:
+def prepare_data(loaded: Loaded, shared_root: Path) -> None:
     """Make what of a run's data and tokenizer comes with moekit, at its first use."""
     from moekit.data.quickstart import prepare_python_docs, prepare_tokenizer
 
