@@ -26,7 +26,9 @@ from moekit.watch.rankfile import RankFile, Tail, parse
 _WAITING_LIMIT = 8
 """Iterations of which some rank's lines are still awaited before the oldest is given out as it is."""
 _SLICE_BYTES = 1 << 20
-"""How much of one rank's file is taken in before the next rank's turn."""
+"""How much of one rank's file is taken in at most before the next rank's turn."""
+_SLICES_BYTES = 1 << 26
+"""How much of all files together; a line is taken whole, however long."""
 
 
 class LayerKey(NamedTuple):
@@ -58,6 +60,13 @@ class Coverage:
         return not self.missing_ranks and not self.partial_layers
 
 
+class Peak(NamedTuple):
+    """One layer's micro batch of one expert parallel group: what its busiest expert and all its experts received."""
+
+    busiest: int
+    tokens: int
+
+
 @dataclass(frozen=True)
 class IntervalCounts:
     """Tokens per expert at one iteration (counted from 1, as Megatron logs it), over all ranks and micro batches."""
@@ -66,6 +75,11 @@ class IntervalCounts:
     layers: dict[LayerKey, list[int]]
     """Counts `# (expert,)` by layer, in layer order; a layer that is not all there is left out, see `coverage`."""
     coverage: Coverage
+    microbatches: dict[LayerKey, list[Peak]] = field(default_factory=dict)
+    """`# (expert parallel group x micro batch,)` by layer; empty for traces. A micro batch here is what an expert
+    parallel group works on at once: those of all its data parallel ranks (handbook A.1)."""
+    restarts: int = field(default=0, compare=False)
+    """How often its writers had gone back to an earlier iteration before they wrote this one."""
 
 
 @dataclass
@@ -78,6 +92,8 @@ class _Sum:
     totals: dict[LayerKey, list[int]] = field(default_factory=dict)
     brought: Counter[LayerKey] = field(default_factory=Counter)
     microbatches: dict[LayerKey, set[int]] = field(default_factory=dict)
+    peaks: dict[LayerKey, dict[int, list[Peak]]] = field(default_factory=dict)
+    """By layer and expert parallel group, `# (micro batch,)`."""
 
     def add(self, rank: int, layer: LayerKey, experts: range, counts: Sequence[int], microbatches: int) -> None:
         total = self.totals.setdefault(layer, [0] * self.layout.num_experts)
@@ -87,24 +103,36 @@ class _Sum:
         self.brought[layer] += 1
         self.microbatches.setdefault(layer, set()).add(microbatches)
 
-    def result(self, iteration: int) -> IntervalCounts:
+    def add_peaks(self, rank: int, layer: LayerKey, peaks: list[Peak]) -> None:
+        """Put a rank's experts beside those of the ranks of its expert parallel group, micro batch by micro batch."""
+        groups = self.peaks.setdefault(layer, {})
+        group = self.layout.group(rank)
+        beside = groups.get(group)
+        groups[group] = (
+            peaks
+            if beside is None
+            else [Peak(max(a.busiest, b.busiest), a.tokens + b.tokens) for a, b in zip(beside, peaks, strict=False)]
+        )
+
+    def result(self, iteration: int, restarts: int = 0) -> IntervalCounts:
         whole = {k for k in self.totals if self.brought[k] == len(self.expected) and len(self.microbatches[k]) == 1}
         missing = tuple(rank for rank in self.expected if rank not in self.ranks)
         partial = tuple(sorted(self.totals.keys() - whole))
         layers = {key: self.totals[key] for key in sorted(whole)}
-        return IntervalCounts(iteration, layers, Coverage(len(self.expected), missing, partial))
+        peaks = {key: list(chain.from_iterable(self.peaks[key].values())) for key in layers if key in self.peaks}
+        return IntervalCounts(iteration, layers, Coverage(len(self.expected), missing, partial), peaks, restarts)
 
 
-_Local = dict[LayerKey, tuple[list[int], int]]
-"""One rank at one iteration: (counts of its own experts, micro batches) by layer."""
+_Local = dict[LayerKey, tuple[list[int], list[Peak]]]
+"""One rank at one iteration: (counts of its own experts, those of each micro batch in short) by layer."""
 
 
 def _layer_key(record: Mapping[str, Any]) -> LayerKey:
     return LayerKey(str(record["block"]), record.get("mtp_idx"), int(record["layer"]))
 
 
-def _local_counts(record: Mapping[str, Any], layout: RankLayout, path: Path) -> tuple[list[int], int]:
-    """One line's counts `# (local expert,)` over its micro batches, and their number."""
+def _local_counts(record: Mapping[str, Any], layout: RankLayout, path: Path) -> tuple[list[int], list[Peak]]:
+    """One line's counts `# (local expert,)` over its micro batches, and the peak of each."""
     microbatches = record["tpe"]
     if any(len(counts) != layout.experts_per_rank for counts in microbatches):
         raise error(
@@ -113,13 +141,15 @@ def _local_counts(record: Mapping[str, Any], layout: RankLayout, path: Path) -> 
             "the counts are those of another run, or of another layout of this one",
             str(path),
         )
-    return [sum(column) for column in zip(*microbatches, strict=True)], len(microbatches)
+    peaks = [Peak(max(counts), sum(counts)) for counts in microbatches]
+    return [sum(column) for column in zip(*microbatches, strict=True)], peaks
 
 
 def _add_local(total: _Sum, rank: int, local: _Local) -> None:
-    for layer, (counts, microbatches) in local.items():
+    for layer, (counts, peaks) in local.items():
         if counts:
-            total.add(rank, layer, total.layout.experts(rank), counts, microbatches)
+            total.add(rank, layer, total.layout.experts(rank), counts, len(peaks))
+            total.add_peaks(rank, layer, peaks)
 
 
 def _tpe_path(folder: Path, rank: int) -> Path:
@@ -186,33 +216,63 @@ class TokensPerExpertReader:
         self._waiting: dict[int, dict[int, _Local]] = {}
         self._layers: set[LayerKey] = set()
         self._newest: int | None = None
+        self._slice_bytes = min(_SLICE_BYTES, max(1, _SLICES_BYTES // max(1, len(self._tails))))
+        self._restarts: dict[int, int] = {}
+        """Of each rank, how often it has gone back."""
+        self._written_after: dict[int, int] = {}
+        """Of each iteration that waits, how often its writers had gone back."""
+        self._lead: Tail | None = None
+        self._more = False
 
-    def poll(self) -> list[IntervalCounts]:
+    @property
+    def restarts(self) -> int:
+        """How often the ranks have gone back to an earlier iteration so far."""
+        return max(self._restarts.values(), default=0)
+
+    def poll(self, limit: int | None = None) -> list[IntervalCounts]:
         """The iterations that have become whole, in order; one that comes again, after a restart, replaces the earlier.
 
-        One that stays incomplete is given out, with its coverage, once a later one is whole or too many wait.
+        One that stays incomplete is given out, with its coverage, once a later one is whole or too many wait. With
+        `limit`, reading stops once so many are there; the next call goes on. All files are looked at only when one of
+        them, the first, has grown: they grow together, and there may be thousands.
         """
-        given = []
+        given: list[IntervalCounts] = []
+        if not self._grown():
+            return given
+        self._more = False
         while changed := {iteration for rank in self._tails for iteration in self._read(rank)}:
             given += self._settle(changed)
+            self._more = True  # the others' last lines may be a moment behind
+            if limit is not None and len(given) >= limit:
+                break
         overdue = sorted(self._waiting.keys() - {self._newest})[:-_WAITING_LIMIT]
         given += [self._sum(iteration) for iteration in overdue]
-        for iteration in overdue:
-            del self._waiting[iteration]
+        self._forget(overdue)
         return given
+
+    def _grown(self) -> bool:
+        """Whether there may be anything new."""
+        return self._more or bool(self._waiting.keys() - {self._newest}) or self._lead is None or self._lead.grown()
+
+    def _forget(self, iterations: Iterable[int]) -> None:
+        for iteration in iterations:
+            del self._waiting[iteration], self._written_after[iteration]
 
     def _read(self, rank: int) -> set[int]:
         """Take in a slice of what `rank` appended; the iterations that it changed."""
         tail, changed = self._tails[rank], set()
-        for line in tail.lines(_SLICE_BYTES):
+        for line in tail.lines(self._slice_bytes):
+            self._lead = self._lead or tail
             if (record := parse(line, "iter")) is None:
                 continue
             iteration = int(record["iter"])
             if iteration < self._at.get(rank, 0):
+                self._restarts[rank] = self._restarts.get(rank, 0) + 1
                 self._take_back(rank, iteration)
             self._at[rank] = iteration
             local = self._waiting.setdefault(iteration, {}).setdefault(rank, {})
             local[_layer_key(record)] = _local_counts(record, self._layout, tail.path)
+            self._written_after[iteration] = self._restarts.get(rank, 0)
             changed.add(iteration)
         return changed
 
@@ -221,7 +281,7 @@ class TokensPerExpertReader:
         for later in [i for i in self._waiting if i >= iteration]:
             self._waiting[later].pop(rank, None)
             if not self._waiting[later]:
-                del self._waiting[later]
+                self._forget([later])
 
     def _settle(self, changed: set[int]) -> list[IntervalCounts]:
         """Give out what is whole, and what all ranks have left behind them."""
@@ -232,8 +292,7 @@ class TokensPerExpertReader:
             return []
         left = [i for i in sums if i <= whole[-1] and (i in whole or i != self._newest)]
         self._newest = whole[-1]
-        for iteration in [i for i in sums if i < self._newest]:  # the newest stays: its writer may not be done with it
-            del self._waiting[iteration]
+        self._forget([i for i in sums if i < whole[-1]])  # the newest stays: its writer may not be done with it
         return [sums[iteration] for iteration in left]
 
     def _is_whole(self, interval: IntervalCounts) -> bool:
@@ -243,7 +302,7 @@ class TokensPerExpertReader:
         total = _Sum(self._layout, self._layout.counting_ranks)
         for rank, local in self._waiting[iteration].items():
             _add_local(total, rank, local)
-        return total.result(iteration)
+        return total.result(iteration, self._written_after[iteration])
 
 
 def max_vio(counts: Sequence[int]) -> float | None:
@@ -255,10 +314,24 @@ def max_vio(counts: Sequence[int]) -> float | None:
     return max(counts) * len(counts) / total - 1 if total else None
 
 
+def max_vio_micro(microbatches: Sequence[Peak], num_experts: int) -> float | None:
+    """MaxVio of single micro batches, as the mean over all that received anything; None where none did.
+
+    Not the global batch's: experts may be uneven in every micro batch and even over all (handbook A.1).
+    """
+    values = [peak.busiest * num_experts / peak.tokens - 1 for peak in microbatches if peak.tokens]
+    return sum(values) / len(values) if values else None
+
+
+def rank_loads(counts: Sequence[int], layout: RankLayout) -> list[int]:
+    """Tokens `# (expert parallel rank,)` of one layer, over all replicas."""
+    size = layout.experts_per_rank
+    return [sum(counts[first : first + size]) for first in range(0, layout.num_experts, size)]
+
+
 def rank_imbalance(counts: Sequence[int], layout: RankLayout) -> float | None:
     """Load of the busiest expert parallel rank over the mean rank's (1 is even), or None without any tokens."""
-    size = layout.experts_per_rank
-    ranks = [sum(counts[first : first + size]) for first in range(0, layout.num_experts, size)]
+    ranks = rank_loads(counts, layout)
     total = sum(ranks)
     return max(ranks) * len(ranks) / total if total else None
 

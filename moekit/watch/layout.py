@@ -65,6 +65,10 @@ class RankLayout:
         ep_rank = (rank // self.expert_tensor_parallel) % self.expert_model_parallel
         return range(ep_rank * self.experts_per_rank, (ep_rank + 1) * self.experts_per_rank)
 
+    def group(self, rank: int) -> int:
+        """Which of the replicas of all experts `rank` is in: its expert parallel group, over expert tensor ranks."""
+        return rank // (self.expert_tensor_parallel * self.expert_model_parallel)
+
     @property
     def counting_ranks(self) -> range:
         """The ranks whose counts add up to all tokens: one of each expert tensor group, whose ranks see the same."""

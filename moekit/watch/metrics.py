@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,12 @@ class MetricsReader:
         """Megatron's arguments in the newest attempt that told them, empty if none did."""
         return self.configs[max(self.configs)] if self.configs else {}
 
-    def poll(self) -> list[Step]:
-        """The steps written since the last call, by attempt and then as written: a later one of the same step wins."""
-        return [step for attempt in attempts(self._run_dir) for step in self._read(attempt)]
+    def poll(self, limit: int | None = None) -> list[Step]:
+        """The steps written since the last call, by attempt and then as written: a later one of the same step wins.
+
+        With `limit`, at most so many; the next call goes on.
+        """
+        return list(islice((step for attempt in attempts(self._run_dir) for step in self._read(attempt)), limit))
 
     def _read(self, attempt: int) -> Iterator[Step]:
         path = self._run_dir / "attempts" / str(attempt) / "metrics.jsonl"

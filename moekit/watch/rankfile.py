@@ -32,12 +32,21 @@ class Tail:
         self.path = path
         self.offset = 0
 
+    def grown(self) -> bool:
+        """Whether there is more of it than was taken, be it half a line."""
+        try:
+            return self.path.stat().st_size > self.offset
+        except OSError:
+            return False
+
     def lines(self, limit_bytes: int | None = None) -> Iterator[bytes]:
         """The whole lines not yet taken, none while the file is not there; stops after about `limit_bytes`."""
-        if not self.path.exists():
-            return
         end = None if limit_bytes is None else self.offset + limit_bytes
-        with self.path.open("rb") as file:
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
             file.seek(self.offset)
             for line in file:
                 if not line.endswith(b"\n") or (end is not None and self.offset >= end):
