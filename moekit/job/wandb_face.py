@@ -9,7 +9,10 @@ What Megatron needs of it (0.19.2): `megatron.core.timers` imports wandb on ever
 so it must stand in `sys.modules` before Megatron is imported; `wandb.init(dir, name, project, config, entity)` comes
 on the last rank only (training/global_vars.py: _set_wandb_writer), with all of Megatron's arguments as config;
 artifacts come with every checkpoint, outside any `try` (training/wandb_utils.py). Nothing here raises: a failure is
-warned of once.
+warned of once. Nothing waits for a disk but `init`, `flush` and `finish`, and those no longer than `WAIT_SECONDS`.
+
+TensorBoard's writer of that rank gets what wandb gets, a moment before, and more (`mem-*`, `lm loss validation ppl`).
+All of it is taken there; a call to wandb adds what only wandb gets. So a tensor is read off its GPU once, not twice.
 """
 
 from __future__ import annotations
@@ -25,9 +28,16 @@ import threading
 import time
 import types
 from pathlib import Path
-from typing import Any, Callable, TextIO
+from typing import Any, Callable
+
+try:  # a file of the package, and of a run's job/, where the files stand alone
+    from .lines import Lines
+except ImportError:
+    from lines import Lines  # type: ignore[import-not-found, no-redef]
 
 QUIET_SECONDS = 5.0  # a step that has been quiet for so long is written
+WAIT_SECONDS = 5.0  # a checkpoint and an end wait so long for a file system that hangs
+VS_SAMPLES = " vs samples"  # Megatron tells TensorBoard many values twice, again with samples for steps
 
 INSTALLED = {
     "name": "wandb_face",
@@ -44,20 +54,25 @@ def install(path: Path) -> WandbFace:
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON can hold it: enums by name, functions and types by their name, anything else as text."""
+    """`value` as JSON can hold it: enums, functions and types by their names, anything else by its text.
+
+    An object that has no text of its own, only an address, is named by its type: the same run has the same config.
+    """
     if isinstance(value, enum.Enum):
         return value.name
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
         return json_float(value)
-    if isinstance(value, (list, tuple, set, frozenset)):
+    if isinstance(value, (set, frozenset)):
+        return sorted((plain(item) for item in value), key=str)
+    if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if callable(value):
         return getattr(value, "__qualname__", type(value).__name__)
-    return str(value)
+    return type(value).__name__ if " at 0x" in (text := str(value)) else text
 
 
 def json_float(value: float) -> float | str:
@@ -68,14 +83,12 @@ def json_float(value: float) -> float | str:
 
 
 def number(value: Any) -> Any:
-    """The number in `value` (a tensor or NumPy value of one element holds one), or None.
-
-    A GPU's tensor is waited for; Megatron has done so just before, in TensorBoard's `add_scalar` of the same tensor.
-    """
+    """The number in `value` (a tensor or NumPy value of one element holds one), or None; a GPU's is waited for."""
     if isinstance(value, (bool, int, float)):
         return value
     count = value.numel() if hasattr(value, "numel") else getattr(value, "size", 0)
-    return value.item() if count == 1 else None
+    taken = value.item() if count == 1 else None
+    return taken if isinstance(taken, (bool, int, float)) else None
 
 
 def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,10 +100,7 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
             with self._lock:
                 return method(self, *args, **kwargs)
         except Exception as failure:
-            if not self._warned:
-                self._warned = True
-                text = f"{type(failure).__name__}: {failure}"
-                print(f"moekit: metrics are no longer complete: `{method.__name__}` fails: {text}", file=sys.stderr)
+            self.warn(f"`{method.__name__}` fails: {type(failure).__name__}: {failure}")
             return None
 
     return call
@@ -144,7 +154,7 @@ class WandbFace(types.ModuleType):
         self.run: Run | None = None
         self.config = Config(self._write_config)
         self._path = path
-        self._file: TextIO | None = None
+        self._lines: Lines | None = None
         self._lock = threading.RLock()
         self._warned = False
         self._step: int | None = None
@@ -157,32 +167,41 @@ class WandbFace(types.ModuleType):
         self.run = Run(project or "", name or "")
         self._open()
         self._write_config(dict(config or {}))
+        self.flush()
         return self.run
 
     @guarded
     def log(self, data: dict[str, Any], step: Any = None, **_: Any) -> None:
         """Take the scalars of `data` for `step`; what is no number is left out."""
+        self._begin(step)
+        for name, value in data.items():
+            # The first value of a name stays: Megatron's closing evaluation of the test set uses the validation's name.
+            if name not in self._names and (taken := number(value)) is not None:
+                self._values[name] = taken
+                self._names.add(name)
+
+    def _begin(self, step: Any) -> None:
+        """Let `step` be the one that is collected; None: the one that is."""
         step = self._step if step is None else int(step)
         if step != self._step:
-            self.flush()
+            self._hand_over()
             self._step, self._names = step, set()
         if not self._values:
             self._first_time = time.time()
-        for name, value in data.items():
-            # The first value of a name stays: Megatron's closing evaluation of the test set uses the validation's name.
-            taken = None if name in self._names else number(value)
-            if taken is not None:
-                self._values[name] = taken
-                self._names.add(name)
         self._last_call = time.monotonic()
+
+    def _hand_over(self) -> None:
+        values, self._values = self._values, {}
+        if values and self._step is not None:
+            metrics = {name: json_float(value) for name, value in values.items()}
+            self._write({"step": self._step, "time": self._first_time, "metrics": metrics})
 
     @guarded
     def flush(self) -> None:
-        """Write the step that is being collected."""
-        values, self._values = self._values, {}
-        metrics = {name: json_float(value) for name, value in values.items()}
-        if metrics:
-            self._write({"step": self._step, "time": self._first_time, "metrics": metrics})
+        """Write the step that is being collected, and all before it."""
+        self._hand_over()
+        if self._lines is not None and not self._lines.wait(WAIT_SECONDS):
+            self.warn(f"`{self._path}` was not written within {WAIT_SECONDS:g} s")
 
     def flush_unless_busy(self, wait_s: float = 1.0) -> None:
         """`flush`, unless the training is inside a call for `wait_s` seconds: reading a value may wait for the GPU."""
@@ -192,21 +211,25 @@ class WandbFace(types.ModuleType):
 
     @guarded
     def finish(self, *_: Any, **__: Any) -> None:
-        """Write what is left and say that the run came to its end; a second call does nothing."""
-        self.flush()
-        if self._file is not None:
+        """Write what is left and say that the run came to its end; nothing is written after it."""
+        if self._lines is not None:
+            self._hand_over()
             self._write({"event": "finish", "time": time.time()})
-            self._file.close()
-            self._file = None
+            self.flush()
+            self._lines = None
+
+    def warn(self, text: str) -> None:
+        """Say that metrics are missing, the first time."""
+        if not self._warned:
+            self._warned = True
+            print(f"moekit: metrics are no longer complete: {text}", file=sys.stderr, flush=True)
 
     @guarded
     def _open(self) -> None:
-        if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("a", buffering=1, encoding="utf-8")
+        if self._lines is None:
+            self._lines = Lines(self._path, self._hand_over_if_quiet, self.warn)
             atexit.register(self.flush)
-            threading.Thread(target=self._flush_when_quiet, name="moekit-metrics", daemon=True).start()
-            self._take_memory_of_tensorboard()
+            self._take_what_tensorboard_gets()
 
     @guarded
     def _write_config(self, config: dict[str, Any]) -> None:
@@ -215,26 +238,34 @@ class WandbFace(types.ModuleType):
         self._write({"event": "config", "config": values, "time": time.time()})
 
     def _write(self, line: dict[str, Any]) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        if self._lines is not None:
+            self._lines.add(json.dumps(line, allow_nan=False))
 
-    def _flush_when_quiet(self) -> None:
-        while self._file is not None:
-            time.sleep(1.0)
-            with self._lock:
+    def _hand_over_if_quiet(self) -> None:
+        if self._lock.acquire(blocking=False):  # else the training is inside a call
+            try:
                 if time.monotonic() - self._last_call >= QUIET_SECONDS:
-                    self.flush()
+                    self._hand_over()
+            finally:
+                self._lock.release()
 
-    def _take_memory_of_tensorboard(self) -> None:
-        """Megatron writes its `mem-*` values to TensorBoard only (training/training.py: training_log)."""
+    @guarded
+    def _take_scalar(self, tag: str, value: Any, step: Any) -> Any:
+        """Take a scalar on its way to TensorBoard; as a number, if it is one."""
+        taken = number(value)
+        self.log({tag: taken}, step)
+        return taken
+
+    def _take_what_tensorboard_gets(self) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         add_scalar = SummaryWriter.add_scalar
 
         @functools.wraps(add_scalar)
         def add(writer: Any, tag: str, value: Any, global_step: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if tag.startswith("mem-"):
-                self.log({tag: value}, global_step)
+            if not tag.endswith(VS_SAMPLES):
+                taken = self._take_scalar(tag, value, global_step)
+                value = value if taken is None else taken
             return add_scalar(writer, tag, value, global_step, *args, **kwargs)
 
         SummaryWriter.add_scalar = add

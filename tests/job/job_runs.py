@@ -105,3 +105,12 @@ def read_metrics(*paths: Path) -> dict[int, dict[str, float]]:
         values = {k: v for k, v in line["metrics"].items() if k not in ("iteration-time", "throughput")}
         metrics.setdefault(line["step"], {}).update(values)
     return metrics
+
+
+def scalars(folder: Path) -> dict[str, dict[int, float]]:
+    """What TensorBoard keeps in a folder: by tag and step, the last value."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    kept = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    kept.Reload()
+    return {tag: {event.step: event.value for event in kept.Scalars(tag)} for tag in kept.Tags()["scalars"]}

@@ -33,7 +33,7 @@ def test_the_attempt_takes_the_place_of_n(argument: str, replaced: str) -> None:
 def test_importing_the_files_of_the_job_does_nothing() -> None:
     script = """
 import sys
-import cuda_on_cpu, entry, exits, fixes, gpt, hooks, wandb_face
+import cuda_on_cpu, entry, exits, fixes, gpt, hooks, lines, wandb_face
 assert not {"torch", "megatron", "wandb", "moekit"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(JOB)}, check=True)

@@ -4,19 +4,25 @@ import enum
 import importlib.util
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from job_runs import scalars
 
+from moekit.job import lines as lines_of_job
 from moekit.job import wandb_face
+from moekit.job.lines import Lines
 from moekit.job.wandb_face import WandbFace
 
 torch = pytest.importorskip("torch")
+numpy = pytest.importorskip("numpy")
 
 
 @pytest.fixture
@@ -78,7 +84,9 @@ def test_every_kind_of_number_is_written(face: WandbFace, path: Path, value: Any
     assert steps(path) == {5: {"x": written}}
 
 
-@pytest.mark.parametrize("value", [torch.zeros(3), torch.zeros(0), None, "text", [1.0], object()])
+@pytest.mark.parametrize(
+    "value", [torch.zeros(3), torch.zeros(0), torch.tensor(1j), numpy.array("text"), None, "text", [1.0], object()]
+)
 def test_what_is_no_number_is_left_out(face: WandbFace, path: Path, value: Any) -> None:
     face.log({"x": value, "y": 1}, 1)
     face.finish()
@@ -109,6 +117,13 @@ def test_the_first_value_of_a_name_stays_also_after_a_flush(face: WandbFace, pat
     assert steps(path) == {10: {"lm loss validation": 4.0}, 11: {"lm loss validation": 3.0}}
 
 
+def test_a_call_before_any_step_is_left_out(face: WandbFace, path: Path) -> None:
+    face.log({"x": 1})
+    face.log({"y": 2}, 1)
+    face.finish()
+    assert steps(path) == {1: {"y": 2}}
+
+
 def test_a_call_without_step_belongs_to_the_current_one(face: WandbFace, path: Path) -> None:
     face.log({"x": 1}, step=3)
     face.log({"y": 2})
@@ -131,11 +146,14 @@ def test_config_is_plain_text_and_may_grow(path: Path) -> None:
         "dtype": torch.bfloat16,
         "function": torch.nn.functional.silu,
         "class": torch.nn.Linear,
+        "set": {"b", "a"},
+        "object": object(),
         "path": Path("a/b"),
         "list": [1, {"nan": math.nan}, (Backend.flash,)],
     }
     face.init(config=config)
     face.config.update({"slurm_job_name": "N/A"}, allow_val_change=True)
+    face.flush()
     first, second = lines(path)
     assert first["config"] == {
         "is_global_batch_size_explicitly_specified": True,
@@ -146,6 +164,8 @@ def test_config_is_plain_text_and_may_grow(path: Path) -> None:
         "dtype": "torch.bfloat16",
         "function": "silu",
         "class": "Linear",
+        "set": ["a", "b"],
+        "object": "object",
         "path": "a/b",
         "list": [1, {"nan": "NaN"}, ["flash"]],
     }
@@ -216,14 +236,15 @@ def test_a_quiet_step_is_written_by_the_timer(path: Path, monkeypatch: pytest.Mo
 
 def test_a_failure_warns_once_and_never_raises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
-    face = WandbFace(tmp_path / "file" / "metrics.jsonl")
+    path = tmp_path / "file" / "metrics.jsonl"
+    face = WandbFace(path)
     face.init(config={"a": 1})
     face.log({"x": 1}, "no step")
     face.log({"x": 1}, 1)
     face.finish()
     warnings = capsys.readouterr().err.splitlines()
     assert len(warnings) == 1
-    assert warnings[0].startswith("moekit: metrics are no longer complete: `_open` fails: FileExistsError: ")
+    assert warnings[0].startswith(f"moekit: metrics are no longer complete: `{path}`: FileExistsError: ")
 
 
 def test_a_full_disk_does_not_stop_the_training(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,28 +256,130 @@ def test_a_full_disk_does_not_stop_the_training(path: Path, capsys: pytest.Captu
     assert capsys.readouterr().err.count("metrics are no longer complete") == 1
 
 
-def test_memory_that_only_tensorboard_gets_is_written(
-    face: WandbFace, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def tensorboard(tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[WandbFace, Any]]:
+    """A face, and TensorBoard's writer of the same process."""
     from torch.utils.tensorboard import SummaryWriter
 
-    writer = SummaryWriter(str(tmp_path / "tensorboard"))
+    monkeypatch.setattr(SummaryWriter, "add_scalar", SummaryWriter.add_scalar)  # put back at the end
+    face = WandbFace(path)
+    face.init()
+    with SummaryWriter(str(tmp_path / "tensorboard")) as writer:
+        yield face, writer
+
+
+def test_what_only_tensorboard_gets_is_written(tensorboard: tuple[WandbFace, Any], path: Path) -> None:
+    face, writer = tensorboard
     writer.add_scalar("mem-allocated-bytes", 1 << 30, 7)
-    writer.add_scalar("lm loss vs samples", 3.0, 7)
-    writer.close()
+    writer.add_scalar("lm loss validation-wiki ppl", 20.5, 7)
+    writer.add_scalar("lm loss validation-wiki ppl vs samples", 20.5, 56)
+    writer.add_scalar("lm loss vs samples", 3.0, 56)
+    face.log({"samples vs steps": 56}, 7)
     face.finish()
-    assert steps(path) == {7: {"mem-allocated-bytes": 1 << 30}}
+    written = {"mem-allocated-bytes": 1 << 30, "lm loss validation-wiki ppl": 20.5, "samples vs steps": 56}
+    assert steps(path) == {7: written}
+
+
+def test_tensorboard_has_what_it_would_have_without(
+    tensorboard: tuple[WandbFace, Any], tmp_path: Path, path: Path
+) -> None:
+    values = [torch.tensor(0.1), torch.tensor([7], dtype=torch.int64), 3, 0.25, True, math.nan, torch.tensor(math.inf)]
+    face, writer = tensorboard
+    for number, value in enumerate(values):
+        writer.add_scalar(f"value {number}", value, 4)
+    face.finish()
+    writer.flush()
+    kept = scalars(tmp_path / "tensorboard")
+    assert [kept[f"value {number}"][4] for number in range(len(values))] == [
+        pytest.approx(float(value), nan_ok=True, rel=1e-7) for value in values
+    ]
+    assert list(steps(path)[4]) == list(kept)
+
+
+def test_a_scalar_that_tensorboard_refuses_is_refused_as_before(tensorboard: tuple[WandbFace, Any]) -> None:
+    _, writer = tensorboard
+    with pytest.raises((AssertionError, ValueError)):
+        writer.add_scalar("two numbers", torch.zeros(2), 1)
+
+
+def test_a_tensor_is_read_off_its_device_once(tensorboard: tuple[WandbFace, Any]) -> None:
+    face, writer = tensorboard
+    read: list[float] = []
+
+    class Counted(OnDevice):
+        def item(self) -> float:
+            read.append(self.value)
+            return self.value
+
+    loss = Counted(2.0)
+    writer.add_scalar("lm loss", loss, 3)
+    face.log({"lm loss": loss}, 3)
+    assert read == [2.0]
+
+
+def test_a_file_system_that_hangs_holds_up_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(wandb_face, "WAIT_SECONDS", 0.5)
+    pipe = tmp_path / "metrics.jsonl"
+    os.mkfifo(pipe)  # opening it waits until someone reads
+    face, begin = WandbFace(pipe), time.monotonic()
+    face.init(config={"a": 1})
+    for step in range(1, 1001):
+        face.log({"lm loss": 1.0}, step)
+    face.flush()
+    assert time.monotonic() - begin < 4
+    warnings = capsys.readouterr().err.splitlines()
+    assert warnings == [f"moekit: metrics are no longer complete: `{pipe}` was not written within 0.5 s"]
+    with pipe.open() as file:  # it goes on
+        face.finish()
+        kept = [json.loads(file.readline()) for _ in range(1002)]
+    assert [line.get("event", line.get("step")) for line in kept] == ["config", *range(1, 1001), "finish"]
+
+
+def test_what_no_disk_takes_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines_of_job, "MOST_WAITING", 10)
+    os.mkfifo(tmp_path / "pipe")
+    failures: list[str] = []
+    writer = Lines(tmp_path / "pipe", lambda: None, failures.append)
+    for number in range(100):
+        writer.add(str(number))
+    assert len(failures) in (89, 90)  # the thread may hold one more
+    assert failures[0] == f"`{tmp_path / 'pipe'}` takes nothing any more, 10 lines wait for it"
+    (tmp_path / "pipe").open()  # let the thread go
+
+
+def test_a_line_after_half_a_line_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, once = os.write, [b"second\n"]
+
+    def half(descriptor: int, data: bytes) -> int:
+        if data in once:
+            once.clear()
+            write(descriptor, data[:3])
+            raise OSError(28, "No space left on device")
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", half)
+    failures: list[str] = []
+    path = tmp_path / "x" / "lines"
+    writer = Lines(path, lambda: None, failures.append)
+    for text in ("first", "second", "third", "fourth"):
+        writer.add(text)
+    assert writer.wait(10)
+    assert path.read_text() == "first\nsec\nthird\nfourth\n"
+    assert failures == [f"`{path}`: OSError: [Errno 28] No space left on device"]
 
 
 @pytest.mark.parametrize(("end", "written"), [("pass", [1, 2]), ("os.kill(os.getpid(), signal.SIGKILL)", [1])])
 def test_what_is_on_disk_when_a_process_ends_early(path: Path, end: str, written: list[int]) -> None:
     script = f"""
-import os, pathlib, signal
+import os, pathlib, signal, time
 from moekit.job.wandb_face import WandbFace
 face = WandbFace(pathlib.Path({str(path)!r}))
 face.init()
 face.log({{"x": 1}}, 1)
 face.log({{"x": 1}}, 2)
+time.sleep(0.5)
 {end}
 """
     code = subprocess.run([sys.executable, "-c", script], check=False).returncode
