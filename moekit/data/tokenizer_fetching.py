@@ -108,7 +108,7 @@ def _fill(temporary: Path, dataset: Dataset, given: str | None, tell: Callable[[
     try:
         facts = read_tokenizer(temporary, dataset.end_of_document, dataset.vocab_size)
     except MoekitError as unfit:  # told at the source: the temporary folder goes away
-        raise MoekitError(*(replace(one, where=f"{source}: tokenizer.json") for one in unfit.problems)) from None
+        raise MoekitError(*(replace(one, where=f"tokenizer.json of {source}") for one in unfit.problems)) from None
     others = {path.name: _sha256(path) for path in sorted(temporary.iterdir()) if path.name != "tokenizer.json"}
     record = TokenizerRecord(
         source=source,
