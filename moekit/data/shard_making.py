@@ -130,7 +130,7 @@ def _assemble(folder: DataFolder, plan: Plan, task: int, parts: dict[int, Part])
         rows, empty, left = (sum(getattr(part, of) for part in parts.values()) for of in ("rows", "empty", "not_kept"))
         counts = f"of {rows:,} rows, {empty:,} have no text and {left:,} are not kept"
         what = f"shard {task} would hold no document: {counts}"
-        hint = "take fewer `tasks`, or correct `text_key`, `keep_fraction` or `source`; its first file is {{}}"
+        hint = "take fewer `tasks`, or correct `text_key`, `keep_fraction` or `source`; its first file is {}"
         raise error(what, hint.format(plan.files_of(task)[0].path))
     prefixes = [part_prefix(folder, task, number) for number in sorted(parts)]
     prefix = folder.prefix(plan.name, task)
