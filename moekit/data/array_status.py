@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from moekit.data.array_jobs import Submitted
-from moekit.data.places import load_record
-from moekit.data.plan import DataFolder, Plan, ShardRecord
-from moekit.data.shards import bin_path, idx_path
+from moekit.data.plan import DataFolder, Plan
+from moekit.data.shard_making import find_shard
 from moekit.launch.slurm_text import Job, number
 from moekit.problems import CONTROL
 from moekit.runs.logs import last_lines
@@ -42,18 +41,6 @@ class Shard:
         return {**facts, "log": str(self.log) if self.log else None, "last_line": self.last_line or None}
 
 
-def whole(folder: DataFolder, name: str, task: int) -> ShardRecord | None:
-    """The record of a shard that is whole: it is there, and the files have the sizes that it says."""
-    record, prefix = load_record(folder, task), folder.prefix(name, task)
-    if record is None:
-        return None
-    try:
-        sizes = bin_path(prefix).stat().st_size, idx_path(prefix).stat().st_size
-    except OSError:
-        return None
-    return record if sizes == (record.bin_bytes, record.idx_bytes) else None
-
-
 def shards(folder: DataFolder, plan: Plan, arrays: Sequence[Submitted]) -> list[Shard]:
     """Every shard of a data set; `arrays` are its submissions, the newest first."""
     newest: dict[int, Submitted] = {}
@@ -65,7 +52,7 @@ def shards(folder: DataFolder, plan: Plan, arrays: Sequence[Submitted]) -> list[
 
 def _shard(folder: DataFolder, plan: Plan, task: int, newest: Submitted | None) -> Shard:
     element = newest.elements.get(task) if newest else None
-    if whole(folder, plan.name, task) and (element is None or element.ended):
+    if find_shard(folder, plan, task) and (element is None or element.ended):
         return Shard(task, "whole")
     if newest is None:
         return Shard(task, "missing")

@@ -12,7 +12,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from moekit.problems import error, shortened
+from moekit.launch.commands import WithDryRun
+from moekit.problems import MoekitError, error, shortened
 from moekit.recipe.commands import JsonOption, ProfileOption
 
 app = typer.Typer()
@@ -71,9 +72,13 @@ def _tell(step: str) -> None:
     print(f"{step} ...", file=sys.stderr)
 
 
-@data.command("tokenize")
+@data.command("tokenize", cls=WithDryRun)
 def tokenize(
     dataset: DatasetArgument,
+    where: Annotated[
+        Literal["slurm", "local"],
+        typer.Option("--on", help="Where: `local` is this machine, `slurm` an array on the profile's `cpu_partition`."),
+    ] = "local",
     limit: Annotated[
         int | None,
         typer.Option("--limit", metavar="N", min=1, help="A sample: N documents of each file, in `<name>-sample`."),
@@ -90,6 +95,14 @@ def tokenize(
     ] = None,
     profile: ProfileOption = None,
     shared_root: SharedRootOption = None,
+    dry_run: Annotated[
+        str | None,
+        typer.Option(
+            "--dry-run",
+            metavar="[=DIR]",
+            help="With `--on slurm`: print the array's files and stop; with =DIR, write them into that new folder.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Tokenize a data set into shards, in data/ of the shared root.
@@ -102,18 +115,74 @@ def tokenize(
     moekit data tokenize fineweb_edu --limit 100
 
     moekit data tokenize my_text.yaml --workers 8
+
+    moekit data tokenize fineweb_edu --on slurm --profile slurm/clusters/mine.yaml
+
+    On Slurm each shard is an element of an array, on a node that sees the Python of this command. `moekit data status`
+    says how it goes; the same command again submits what failed or is missing, once nothing of it waits or runs.
     """
+    from moekit.data.array_submit import refuse_while_running
     from moekit.data.dataset import find_dataset
     from moekit.data.places import shared_root_of
+    from moekit.data.planning import folder_of
     from moekit.data.tokenizing import Stopped, stoppable, summary, tokenize_here
 
+    if where == "slurm" or dry_run is not None:
+        if where == "local" or limit or workers:
+            raise _not_together(where, limit, workers)
+        raise typer.Exit(_tokenize_on_slurm(dataset, profile, shared_root, dry_run, as_json))
+    described, root = find_dataset(dataset), shared_root_of(profile, shared_root)
+    refuse_while_running(folder_of(root, described.name, limit))
     try:
         with stoppable():
-            done = tokenize_here(find_dataset(dataset), shared_root_of(profile, shared_root), limit, workers)
+            done = tokenize_here(described, root, limit, workers)
     except Stopped as stopped:
         print("stopped; the same command goes on where it was", file=sys.stderr)
         raise typer.Exit(128 + stopped.number) from None
     print(json.dumps(done.as_json(), indent=1) if as_json else summary(done))
+
+
+def _not_together(where: str, limit: int | None, workers: int | None) -> MoekitError:
+    """Options of `tokenize` of which one is for this machine, and another for Slurm."""
+    if where == "local":
+        return error("`--dry-run` shows what would be submitted", "add `--on slurm`")
+    if limit:
+        return error("`--limit` makes a sample, which takes no Slurm", "leave out `--on slurm`")
+    hint = "`cpus_per_task` in the data set's description says how many CPUs an element has"
+    return error(f"`--workers {workers}` is for this machine", hint)
+
+
+def _tokenize_on_slurm(
+    dataset: str, profile: str | None, shared_root: Path | None, dry_run: str | None, as_json: bool
+) -> int:
+    from moekit.cluster.profile import find_cluster
+    from moekit.data import array_command
+
+    cluster = find_cluster(profile)
+    root = shared_root.absolute() if shared_root else Path(cluster.shared_root)
+    if dry_run is not None:
+        array_command.dry_run(dataset, cluster, root, dry_run, as_json)
+        return 0
+    return array_command.tokenize_on_slurm(dataset, cluster, root, profile, as_json)
+
+
+@data.command("status")
+def status(
+    dataset: DatasetArgument,
+    profile: ProfileOption = None,
+    shared_root: SharedRootOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say which shards of a data set are whole, and what has become of the others on Slurm.
+
+    Of each that is not whole: its newest element, how that ended or why it waits, and the last line of its log.
+
+    moekit data status fineweb_edu --profile slurm/clusters/mine.yaml
+    """
+    from moekit.data import array_command
+    from moekit.data.places import shared_root_of
+
+    array_command.status(dataset, shared_root_of(profile, shared_root), profile, as_json)
 
 
 @data.command("look")

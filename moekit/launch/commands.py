@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-class _Launch(TyperCommand):
+class WithDryRun(TyperCommand):
     """Takes `--dry-run` alone as well as `--dry-run=DIR`: the word behind it is never its folder."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, ["--dry-run=" if arg == "--dry-run" else arg for arg in args])
 
 
-@app.command("launch", cls=_Launch)
+@app.command("launch", cls=WithDryRun)
 def launch(
     recipes: Annotated[
         list[str], typer.Argument(metavar="RECIPE...", help="Recipe or sweep files, or names of shipped ones.")
@@ -122,10 +122,14 @@ def _submit(
     loaded: list[Loaded], cluster: Cluster, profile: str | None, links: int, index_first: bool | None, as_json: bool
 ) -> None:
     """Submit runs, and say what became of them and what to do next."""
+    from moekit.launch.data_there import said_of_epochs
     from moekit.launch.several import launch_several
     from moekit.runs.report import say_several, say_submitted
 
     launched, problems = launch_several(loaded, cluster, links, index_first)
+    said = [said_of_epochs(one, Path(cluster.shared_root)) for one in loaded]
+    for sentence in dict.fromkeys(filter(None, said)):
+        print(sentence, file=sys.stderr)
     refused = any(problem.level == "error" for problem in problems)
     if len(loaded) > 1 or loaded[0].variant is not None:
         say_several(launched, profile, as_json)
