@@ -1,0 +1,335 @@
+"""What is worth an alert in a run's numbers, as they come; pure, in constant memory.
+
+"HB 1919" is a line of the handbook. Where it names a limit, that is the default; the others are ours, each with its
+reason. Every limit is a field `monitor.alert_*` of the recipe, and 0 there switches its alert off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from moekit.watch.derive import RMS_LOGSUMEXP, Derived
+from moekit.watch.facts import Facts
+from moekit.watch.metrics import LOSS, Step
+from moekit.watch.series import Series
+
+WARM_UP_STEPS = 100
+"""From the run's beginning: a fresh router is as uneven as one that is forced to be, and gets better (HB 806)."""
+AFTER_RESUME_STEPS = 10
+"""Left out: optimizer and scaling factors find their way back, which is no fault of the run."""
+_LOSS_WINDOW, _Z_WINDOW, _SPEED_WINDOW, _AUX_WINDOW = 10, 20, 20, 20
+_UNEVEN_COUNTS = 3
+"""MaxVio is high in so many counted iterations in a row."""
+NORM_HIGH, NORM_LOW = "experts/norm_max_over_median", "experts/norm_min_over_median"
+"""Largest and smallest expert output norm of a layer over the layer's median (A.1), by layer with `_layer_3` behind."""
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """The limits; 0 is off."""
+
+    loss_above_best: float = 0.1
+    """Nats. HB 1919: above the lowest loss so far, after Qwen3.8-Next's criterion."""
+    max_vio: float = 1.0
+    """With an aux loss near its floor. HB 3542 names no number; at 1 the busiest expert has twice its share."""
+    aux_near_floor: float = 0.05
+    """How near is near (HB 3542, 932)."""
+    aux_under_floor: float = 0.05
+    """How far under is not noise (HB 932: 1 is even, and flat probabilities read as 1)."""
+    z_loss_rise: float = 2.0
+    """In RMS logsumexp. HB 3561 names no number; 2 means exp(logit) has grown sevenfold, and bf16's steps doubled."""
+    expert_norm: float = 10.0
+    """A factor. HB 1919: 14 times the median went to 5,700 times."""
+    dead_expert_counts: float = 5
+    """Counted iterations in a row without a token: one alone may be chance."""
+    tflops_gap: float = 0.1
+    """A part of the control's. HB 864 names no number."""
+    socket: bool = True
+    """NCCL says `Using network Socket`: 25 times slower across nodes (HB 3549)."""
+
+
+@dataclass(frozen=True)
+class Alert:
+    """Something that has begun. `key` is the same whenever it begins again."""
+
+    key: str
+    attempt: int
+    step: int
+    time: float
+    """Seconds since the epoch."""
+    level: Literal["info", "warn", "error"]
+    title: str
+    text: str
+    """Why that matters, and where to look."""
+    value: float
+    threshold: float
+    """What `value` is past."""
+
+
+class Health:
+    """Takes a run's steps and what was derived of them, in the order they come; an alert is given once until it ends.
+
+    `active` has those that have not ended.
+    """
+
+    def __init__(self, thresholds: Thresholds, facts: Facts) -> None:
+        self.facts = facts
+        """May be replaced once the run's arguments are known."""
+        self.active: dict[str, Alert] = {}
+        self._limits = thresholds
+        self._attempt = 0
+        self._resumed_at = 0
+        self._loss = _Lowest(_LOSS_WINDOW)
+        self._z = _Lowest(_Z_WINDOW)
+        self._aux: dict[str, _Mean] = {}
+        self._tflops: deque[float] = deque(maxlen=_SPEED_WINDOW)
+        self._norms: dict[str, float] = {}
+        self._uneven = 0
+        self._new: list[Alert] = []
+
+    def take(self, steps: Sequence[Step], derived: Sequence[Derived]) -> list[Alert]:
+        """The alerts that begin."""
+        self._new = []
+        for step in steps:
+            if step.attempt > self._attempt:
+                self._begin(step)
+            if step.attempt == self._attempt:
+                self._step(step)
+        for row in derived:
+            if row.kind == "log":
+                self._socket(row)
+            elif row.attempt == self._attempt:
+                self._z_loss(row)
+                self._router(row)
+        return self._new
+
+    def _begin(self, step: Step) -> None:
+        """Another attempt: what an earlier one logged from its first step on does not count any more."""
+        resumed = self._attempt > 0
+        self._attempt = step.attempt
+        self._resumed_at = step.step if resumed else -AFTER_RESUME_STEPS
+        self._loss.cut(step.step)
+        self._z.cut(step.step)
+        self._tflops.clear()
+        self._uneven = 0
+        self.active.pop("socket", None)
+        for mean in self._aux.values():
+            mean.cut(step.step)
+
+    def _step(self, step: Step) -> None:
+        metrics = step.metrics
+        if (loss := metrics.get(LOSS)) is not None:
+            self._loss_not_finite(step, loss)
+        if step.step < self._resumed_at + AFTER_RESUME_STEPS:
+            return
+        if loss is not None and math.isfinite(loss):
+            self._loss_above_best(step, loss)
+        for name in self.facts.aux_losses:
+            if (value := metrics.get(name)) is not None and math.isfinite(value):
+                self._aux.setdefault(name, _Mean(_AUX_WINDOW)).add(step.step, value)
+                self._aux_under_floor(step, name)
+        if (speed := metrics.get("throughput")) is not None:
+            self._speed(step, speed)
+        for name, value in metrics.items():
+            if name.startswith((NORM_HIGH, NORM_LOW)) and math.isfinite(value):
+                self._norm(step, name, value)
+
+    def _judge(self, at: Step | Derived, key: str, level: Literal["info", "warn", "error"], begins: bool, ends: bool,
+               words: tuple[str, str], value: float, threshold: float) -> None:  # fmt: skip
+        """Begin an alert or end it; between the two it stays what it was, so that noise does not repeat it."""
+        if key in self.active:
+            if ends:
+                del self.active[key]
+        elif begins:
+            alert = Alert(key, at.attempt, at.step, at.time, level, *words, value, threshold)
+            self.active[key] = alert
+            self._new.append(alert)
+
+    def _loss_not_finite(self, step: Step, loss: float) -> None:
+        # HB 3558: comes without a sign before it. Part of the loss's alert, so off with it.
+        words = (
+            f"lm loss is {loss}",
+            "`moekit why` says what became of the attempt; a NaN that another GPU gets too is no bad GPU's (3.6)",
+        )
+        wrong = not math.isfinite(loss) and self._limits.loss_above_best > 0
+        self._judge(step, "loss_not_finite", "error", wrong, not wrong, words, loss, math.inf)
+
+    def _loss_above_best(self, step: Step, loss: float) -> None:
+        # HB 1919. Means of ten steps, and beyond five times their noise: 0.1 is within a small batch's.
+        if not self._limits.loss_above_best or (found := self._loss.add(step.step, loss)) is None:
+            return
+        now, best, noise = found
+        limit = best + max(self._limits.loss_above_best, 5 * noise)
+        words = (
+            f"lm loss is {now:.3f}, {now - best:.3f} above its best",
+            f"means of {_LOSS_WINDOW} logged steps; see z-loss, gradient norm and MaxVio before it (3.6)",
+        )
+        self._judge(step, "loss_above_best", "warn", now > limit, now < (best + limit) / 2, words, now, limit)
+
+    def _aux_under_floor(self, step: Step, name: str) -> None:
+        # HB 932: even probabilities or even choices make it 1.
+        limit = self.facts.aux_floor - self._limits.aux_under_floor
+        mean = self._aux[name].now
+        if not self._limits.aux_under_floor or mean is None or step.step < WARM_UP_STEPS or self.facts.forced:
+            return
+        words = (
+            f"{name} is {mean:.3f}, under its floor of {self.facts.aux_floor:.3f}",
+            "experts that are chosen most have the smaller mean probability, so this loss does not even the load (3.3)",
+        )
+        ends = mean > (limit + self.facts.aux_floor) / 2
+        self._judge(step, f"{name}_under_floor", "warn", mean < limit, ends, words, mean, limit)
+
+    def _speed(self, step: Step, speed: float) -> None:
+        # HB 864: what uneven load costs is the gap to the control with forced even routing.
+        self._tflops.append(speed)
+        control = self.facts.control_tflops
+        if not control or not self._limits.tflops_gap or self.facts.forced or len(self._tflops) < _SPEED_WINDOW:
+            return
+        now = sorted(self._tflops)[_SPEED_WINDOW // 2]
+        gap = 1 - now / control
+        words = (
+            f"{now:.1f} TFLOP/s, {gap:.0%} under the control's {control:.1f}",
+            "the busiest expert parallel rank sets the step's time; see MaxVio and rank imbalance (3.3)",
+        )
+        limit = self._limits.tflops_gap
+        self._judge(step, "tflops_gap", "warn", gap > limit, gap < limit * 0.8, words, gap, limit)
+
+    def _norm(self, step: Step, name: str, value: float) -> None:
+        # HB 1919: one expert running wild, or one that is dead, while the loss is flat.
+        high = name.startswith(NORM_HIGH)
+        baseline = self._norms.setdefault(name, value)
+        baseline = self._norms[name] = min(baseline, value) if high else max(baseline, value)
+        factor = self._limits.expert_norm
+        if not factor or not baseline:
+            return
+        limit = baseline * factor if high else baseline / factor
+        which, was = ("largest", "lowest") if high else ("smallest", "highest")
+        where = name.removeprefix(NORM_HIGH if high else NORM_LOW).strip("_").replace("_", " ")
+        words = (
+            f"{where + ': ' if where else ''}{which} expert norm is {value:.3g} times the median",
+            f"{was} so far {baseline:.3g}: {'an expert is running wild' if high else 'an expert is dying'} (3.6)",
+        )
+        begins, ends = (value > limit, value < limit / 2) if high else (value < limit, value > limit * 2)
+        self._judge(step, name, "warn", begins, ends, words, value, limit)
+
+    def _socket(self, row: Derived) -> None:
+        # HB 3549. On one node nothing goes through it.
+        found = bool(row.hosts) and self.facts.multi_node and self._limits.socket
+        words = (
+            f"NCCL uses TCP sockets on {', '.join(row.hosts)}",
+            "its plug-in for the fabric was not found; `NCCL_DEBUG=INFO` says why, in train.log (2.2, 3.7)",
+        )
+        self._judge(row, "socket", "error", found, not found, words, len(row.hosts), 0)
+
+    def _z_loss(self, row: Derived) -> None:
+        # HB 3561: rises before a spike. Where a NaN comes and this was flat, it is something else.
+        rms = row.values.get(RMS_LOGSUMEXP)
+        limit = self._limits.z_loss_rise
+        if rms is None or not limit or (found := self._z.add(row.step, rms)) is None or row.step < WARM_UP_STEPS:
+            return
+        now, lowest, _ = found
+        words = (
+            f"RMS logsumexp of the router is {now:.2f}, {now - lowest:.2f} above its lowest",
+            f"mean of {_Z_WINDOW} steps; larger logits are rounded more coarsely: fp32 router, z-loss (3.1)",
+        )
+        ends = now < lowest + limit / 2
+        self._judge(row, "z_loss_rise", "warn", now > lowest + limit, ends, words, now, lowest + limit)
+
+    def _router(self, row: Derived) -> None:
+        if "router/max_vio" not in row.values or row.step < WARM_UP_STEPS or self.facts.forced:
+            return
+        self._dead(row)
+        # HB 3542: the loss reads as even when the router's probabilities are flat, whatever the load.
+        scope = "micro batch" if "micro batch" in self.facts.scopes else "global batch"
+        vio = row.values.get("router/max_vio_micro" if scope == "micro batch" else "router/max_vio", 0.0)
+        means = [mean for one in self._aux.values() if (mean := one.at(row.step)) is not None]
+        if not means or not self._limits.max_vio or not self._limits.aux_near_floor:
+            return
+        near = max(means) < self.facts.aux_floor + self._limits.aux_near_floor
+        uneven = near and vio > self._limits.max_vio
+        self._uneven = self._uneven + 1 if uneven else 0
+        words = (
+            f"MaxVio is {vio:.2f} though the balancing loss is {max(means):.3f}",
+            f"{scope}, mean of the layers; flat probabilities read as even, so the loss does not see the load (3.3)",
+        )
+        begins = self._uneven >= _UNEVEN_COUNTS
+        self._judge(
+            row, "aux_blind", "warn", begins, vio < self._limits.max_vio * 0.8, words, vio, self._limits.max_vio
+        )
+
+    def _dead(self, row: Derived) -> None:
+        # HB 1919: the loss does not show it. HB 3569: under an aux loss, the coefficient is too small.
+        limit, longest = self._limits.dead_expert_counts, row.values["router/longest_dead"]
+        if not limit:
+            return
+        long = [one for one in row.dead if one.counts >= limit]
+        names = ", ".join(f"{one.layer.replace('_', ' ')} expert {one.expert}" for one in long[:3])
+        words = (
+            f"dead: {names}{' and others' if len(long) > 3 else ''}",
+            f"no token in {longest:.0f} counted iterations in a row; balance more strongly (3.3)",
+        )
+        self._judge(row, "dead_expert", "warn", longest >= limit, longest < limit, words, longest, limit)
+
+
+class _Mean:
+    """The mean of the last values, and what it was at earlier steps."""
+
+    def __init__(self, window: int) -> None:
+        self._last: deque[float] = deque(maxlen=window)
+        self._means = Series()
+
+    def add(self, step: int, value: float) -> None:
+        self._last.append(value)
+        if self.now is not None:
+            self._means.add(step, self.now)
+
+    @property
+    def now(self) -> float | None:
+        """None before the window is full."""
+        return sum(self._last) / len(self._last) if len(self._last) == self._last.maxlen else None
+
+    def at(self, step: int) -> float | None:
+        """At a step; None where there is none yet."""
+        return self._means.at(step)
+
+    def cut(self, step: int) -> None:
+        """Forget what is at a step and after it."""
+        self._last.clear()
+        self._means.cut(step)
+
+
+class _Lowest:
+    """The mean of the last values, the lowest such mean so far, and the noise of such a mean."""
+
+    def __init__(self, window: int) -> None:
+        self._last: deque[float] = deque(maxlen=window)
+        self._lowest = Series(256)
+        self._variance, self._seen = 0.0, 0
+
+    def add(self, step: int, value: float) -> tuple[float, float, float] | None:
+        """(mean, lowest mean, standard error), None before the window is full."""
+        if self._last:
+            self._learn((value - self._last[-1]) ** 2 / 2)
+        self._last.append(value)
+        if len(self._last) < (self._last.maxlen or 0):
+            return None
+        now = sum(self._last) / len(self._last)
+        if self._lowest.last is None or now < self._lowest.last[1]:
+            self._lowest.add(step, now)
+        assert self._lowest.last
+        return now, self._lowest.last[1], math.sqrt(self._variance / len(self._last))
+
+    def _learn(self, square: float) -> None:
+        """Noise from one value to the next, in which a trend does not count, nor much a single spike."""
+        self._seen = min(self._seen + 1, 50)
+        most = math.inf if self._seen < 10 else 9 * self._variance + 1e-12
+        self._variance += (min(square, most) - self._variance) / self._seen
+
+    def cut(self, step: int) -> None:
+        """Forget what is at a step and after it."""
+        self._last.clear()
+        self._lowest.cut(step)
