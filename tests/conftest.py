@@ -7,8 +7,20 @@ from pathlib import Path
 import pytest
 
 
+ROOMS = Path(__file__).parent
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the expected texts kept beside the tests")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A folder's tests go to one process, which prepares once what they share; one machine has one Slurm."""
+    for item in items:
+        room = item.path.relative_to(ROOMS).parts[0]
+        item.add_marker(pytest.mark.xdist_group("slurm" if item.get_closest_marker("slurm") else room))
+    items.sort(key=lambda item: item.get_closest_marker("slurm") is None)  # they wait more than they compute: first
 
 
 @pytest.hookimpl(wrapper=True)
