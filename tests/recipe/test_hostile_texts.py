@@ -92,7 +92,7 @@ def test_a_text_in_every_field(text: str, tmp_path: Path) -> None:
             continue
         value = getattr(getattr(loaded.recipe, section), name)
         assert (value[0] if is_list else str(value)) == text
-        if section not in ("runtime", "megatron"):
+        if section not in ("runtime", "megatron") and field != "monitor.control_run":  # those reach no command
             words = argv(run_arguments(loaded.recipe, "x", "/shared", resume=False))
             assert any(text in word for word in words), field
             arrived += words

@@ -82,6 +82,28 @@ class Monitor(Section):
     """Turns the NaN check off, which is on by itself."""
     gpu_sniff_test_interval: Annotated[int | None, Flag("--gpu-sniff-test-interval", "2.1"), AtLeast(1)] = None
     """Steps between short tests of each GPU's arithmetic and speed."""
+    control_run: str | None = None
+    """The run of the same folder whose routing is forced to be even: its TFLOP/s are what balancing is measured by."""
+    alert_loss_above_best: Annotated[float | None, AtLeast(0)] = None
+    """Alert when the LM loss, mean of 10 logged steps, is so many nats above its best, and beyond noise. Null: 0.1;
+    0: never, nor on NaN."""
+    alert_max_vio: Annotated[float | None, AtLeast(0)] = None
+    """Alert when MaxVio is above this while the balancing loss reads as even. Null: 1, twice an even share; 0: never."""
+    alert_aux_near_floor: Annotated[float | None, AtLeast(0)] = None
+    """How far above its floor, which is 1, a balancing loss still reads as even. Null: 0.05; 0: never an alert."""
+    alert_aux_under_floor: Annotated[float | None, AtLeast(0)] = None
+    """Alert when a balancing loss is so far under its floor. Null: 0.05; 0: never."""
+    alert_z_loss_rise: Annotated[float | None, AtLeast(0)] = None
+    """Alert when the root of the z-loss, RMS logsumexp, is so much above its lowest. Null: 2; 0: never."""
+    alert_expert_norm: Annotated[float | None, AtLeast(0)] = None
+    """Alert when the largest expert norm over the median rises, or the smallest falls, by this factor. Null: 10;
+    0: never."""
+    alert_dead_expert_counts: Annotated[int | None, AtLeast(0)] = None
+    """Alert when an expert has no token in so many counted steps in a row. Null: 5; 0: never."""
+    alert_tflops_gap: Annotated[float | None, AtLeast(0)] = None
+    """Alert when TFLOP/s are so large a part under those of `monitor.control_run`. Null: 0.1; 0: never."""
+    alert_socket: bool | None = None
+    """Alert when NCCL uses TCP sockets between nodes. Null: true."""
 
 
 @dataclass(init=False, repr=False, eq=False)
