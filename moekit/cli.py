@@ -36,6 +36,8 @@ ROOMS = {
     "logs": "moekit.runs.commands",
     "cancel": "moekit.runs.commands",
     "resume": "moekit.runs.commands",
+    "track": "moekit.track.commands",
+    "dashboard": "moekit.track.commands",
     "prove": "moekit.prove.commands",
     "megatron": "moekit.megatron.commands",
 }

@@ -49,9 +49,9 @@ def tunnel_command(environ: Mapping[str, str], port: int = PORT) -> str | None:
     return shlex.join(["ssh", "-N", "-L", f"{port}:127.0.0.1:{port}", *other_port, f"{user}@{host}"])
 
 
-def dashboard_lines(trackio_dir: Path, project: str, environ: Mapping[str, str]) -> list[str]:
+def dashboard_lines(trackio_dir: Path, project: str, environ: Mapping[str, str], port: int | None = None) -> list[str]:
     """The commands to show: the dashboard's, and before it the one for the other machine where ssh is between."""
-    tunnel = tunnel_command(environ)
+    tunnel = tunnel_command(environ, port or PORT)
     if tunnel is None:
-        return [dashboard_command(trackio_dir, project)]
-    return [tunnel, dashboard_command(trackio_dir, project, PORT)]
+        return [dashboard_command(trackio_dir, project, port)]
+    return [tunnel, dashboard_command(trackio_dir, project, port or PORT)]
