@@ -25,8 +25,8 @@ class Shard:
 
     task: int
     word: str
-    """`whole`, `waiting`, `running`, how its element ended in Slurm's word (`failed`, `cancelled`, `timeout`),
-    `unknown` where Slurm has forgotten that, or `missing` where nothing of it was ever submitted."""
+    """`whole`, `waiting`, `running`; else how its element ended in Slurm's word (`failed`, `cancelled`, `timeout`),
+    `unknown` where Slurm has forgotten that, `damaged` where it ended well, `missing` where it was never submitted."""
     job: str = ""
     """Its newest element, `17_3`."""
     why: str = ""
@@ -66,6 +66,8 @@ def _shard(folder: DataFolder, plan: Plan, task: int, newest: Submitted | None) 
 def _word(element: Job) -> str:
     if element.waiting:
         return "waiting"
+    if element.state == "COMPLETED":  # and yet the shard is not whole, or not any more
+        return "damaged"
     return element.state.lower() if element.ended else "running"
 
 

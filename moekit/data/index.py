@@ -17,8 +17,9 @@ from typing import Any
 from moekit.cluster.profile import Cluster
 from moekit.data.folders import locked
 from moekit.launch import needs
+from moekit.launch.data_there import PREPARED_DATA
 from moekit.launch.folders import write
-from moekit.launch.index import for_runs, folder_of, has_index
+from moekit.launch.index import folder_of, for_runs, has_index
 from moekit.launch.missing import missing
 from moekit.launch.processes import environment
 from moekit.launch.rundir import RunDir, data_dir, job_variables, run_files
@@ -28,9 +29,6 @@ from moekit.launch.submit import prepare_data
 from moekit.lifeline import die_with_parent
 from moekit.problems import MoekitError, Problem, error
 from moekit.recipe.load import Loaded
-
-SHOWN_LINES = 8
-"""Last lines of the log that a failure shows."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Index:
     def as_json(self) -> dict[str, Any]:
         """What a script needs of it."""
         facts = {"recipe": self.loaded.name, "data": self.loaded.recipe.data.name, "cache": str(self.cache)}
-        return {**facts, "directory": str(self.folder), "job": self.job}
+        return {**facts, "directory": str(self.folder), "job": self.job, "said": self.said or None}
 
 
 def build_here(loaded: Sequence[Loaded], shared_root: Path) -> Iterator[Index]:
@@ -63,7 +61,7 @@ def build_here(loaded: Sequence[Loaded], shared_root: Path) -> Iterator[Index]:
         loaded, [problem for one in loaded for problem in needs.problems(_of_its_data(one), shared_root, os.environ)]
     )
     for one in _different(loaded, shared_root):
-        if needs.PREPARED_DATA in (one.recipe.data.name, one.recipe.data.tokenizer):
+        if PREPARED_DATA in (one.recipe.data.name, one.recipe.data.tokenizer):
             prepare_data(one, shared_root)
         run = folder_of(one, shared_root)
         write(run.path, run_files(one, one.name, shared_root))
@@ -88,7 +86,7 @@ def submit(loaded: Sequence[Loaded], cluster: Cluster) -> list[Index]:
     built = []
     for one in _different(loaded, root):
         run = folder_of(one, root)
-        if needs.PREPARED_DATA in (one.recipe.data.name, one.recipe.data.tokenizer):
+        if PREPARED_DATA in (one.recipe.data.name, one.recipe.data.tokenizer):
             prepare_data(one, root)
         variables = environment_script(cluster_environment(one.recipe, cluster), ())
         write(run.path, {**run_files(one, one.name, root, cluster.name), "environment.sh": variables})
@@ -98,8 +96,8 @@ def submit(loaded: Sequence[Loaded], cluster: Cluster) -> list[Index]:
 
 
 def _refuse(loaded: Sequence[Loaded], lacking: Sequence[Problem]) -> None:
-    """Raise what keeps the indices from being built, all of it."""
-    found = list(dict.fromkeys(lacking))
+    """Raise what keeps the indices from being built, all of it; how often training reads the data is no matter here."""
+    found = [problem for problem in dict.fromkeys(lacking) if problem.level == "error"]
     for one in loaded:
         if not has_index(one):
             what = f"there is no index of the data of `{one.name}` that could be built before a training"

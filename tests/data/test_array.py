@@ -334,7 +334,7 @@ def test_each_shards_state(tmp_path: Path) -> None:
     }
     # a file that was cut off afterwards: the shard is not whole, whatever Slurm said of its element
     prefix.with_name(prefix.name + ".bin").write_bytes(b"123")
-    assert array_status.shards(folder, PLAN, arrays)[0].word == "completed"
+    assert array_status.shards(folder, PLAN, arrays)[0].word == "damaged"
 
 
 def test_nothing_is_in_the_way_once_all_has_ended() -> None:
