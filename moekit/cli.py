@@ -36,6 +36,7 @@ ROOMS = {
     "logs": "moekit.runs.commands",
     "cancel": "moekit.runs.commands",
     "resume": "moekit.runs.commands",
+    "watch": "moekit.watch.commands",
     "track": "moekit.track.commands",
     "dashboard": "moekit.track.commands",
     "prove": "moekit.prove.commands",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
@@ -12,15 +12,23 @@ _BLOCKS = "·▁▂▃▄▅▆▇█"
 Points = Sequence[tuple[float, float]]
 
 
-def curve(line: Points, marks: Points, width: int, height: int) -> list[str]:
+def curve(
+    line: Points,
+    marks: Points,
+    width: int,
+    height: int,
+    label: Callable[[float], str] = "{:.2f}".format,
+    x_range: tuple[float, float] | None = None,
+) -> list[str]:
     """`line` as a curve and `marks` as diamonds over it, with axes: `height` rows, then two of the x axis.
 
     The y axis is labelled with the largest, the middle and the smallest value; a dot column shows its points' mean.
+    `x_range` is where the x axis goes to, the points' own range where None.
     """
     points = [*line, *marks]
-    x_low, x_high = min(x for x, _ in points), max(x for x, _ in points)
+    x_low, x_high = x_range or (min(x for x, _ in points), max(x for x, _ in points))
     y_low, y_high = min(y for _, y in points), max(y for _, y in points)
-    labels = {0: f"{y_high:.2f}", height // 2: f"{(y_high + y_low) / 2:.2f}", height - 1: f"{y_low:.2f}"}
+    labels = {0: label(y_high), height // 2: label((y_high + y_low) / 2), height - 1: label(y_low)}
     margin = max(len(label) for label in labels.values())
     columns = width - margin - 2
 
@@ -75,6 +83,16 @@ def shares(load: Sequence[int], width: int) -> list[tuple[str, float]]:
     return [(f"{block * 2} " if columns == 3 else block * columns, r) for block, r in zip(blocks, busiest, strict=True)]
 
 
+def levels(values: Sequence[float], width: int, highest: float) -> list[tuple[str, float]]:
+    """A block for each value from 0 to `highest`, with the value: `▁` the least, `█` the highest or more.
+
+    Where there are more values than columns, each block is the highest of some neighbours, as `neighbours` says.
+    """
+    together = neighbours(len(values), width)
+    most = [max(values[i : i + together]) for i in range(0, len(values), together)]
+    return [(_BLOCKS[min(8, max(1, 1 + int(8 * value / highest)))], value) for value in most]
+
+
 def neighbours(experts: int, width: int) -> int:
-    """How many experts share one block of `shares`."""
+    """How many experts share one block of `shares`, or values one of `levels`."""
     return -(-experts // width)

@@ -15,7 +15,7 @@ from typing import Literal
 from moekit.watch.derive import RMS_LOGSUMEXP, Derived
 from moekit.watch.facts import Facts
 from moekit.watch.metrics import LOSS, Step
-from moekit.watch.series import Series
+from moekit.watch.smooth import Lowest, Mean
 
 WARM_UP_STEPS = 100
 """From the run's beginning: a fresh router is as uneven as one that is forced to be, and gets better (HB 806)."""
@@ -78,14 +78,14 @@ class Health:
 
     def __init__(self, thresholds: Thresholds, facts: Facts) -> None:
         self.facts = facts
-        """May be replaced once the run's arguments are known."""
+        """Replaced once the run's arguments are known."""
         self.active: dict[str, Alert] = {}
         self._limits = thresholds
         self._attempt = 0
         self._resumed_at = 0
-        self._loss = _Lowest(_LOSS_WINDOW)
-        self._z = _Lowest(_Z_WINDOW)
-        self._aux: dict[str, _Mean] = {}
+        self._loss = Lowest(_LOSS_WINDOW)
+        self._z = Lowest(_Z_WINDOW)
+        self._aux: dict[str, Mean] = {}
         self._tflops: deque[float] = deque(maxlen=_SPEED_WINDOW)
         self._norms: dict[str, float] = {}
         self._uneven = 0
@@ -130,7 +130,7 @@ class Health:
             self._loss_above_best(step, loss)
         for name in self.facts.aux_losses:
             if (value := metrics.get(name)) is not None and math.isfinite(value):
-                self._aux.setdefault(name, _Mean(_AUX_WINDOW)).add(step.step, value)
+                self._aux.setdefault(name, Mean(_AUX_WINDOW)).add(step.step, value)
                 self._aux_under_floor(step, name)
         if (speed := metrics.get("throughput")) is not None:
             self._speed(step, speed)
@@ -273,63 +273,3 @@ class Health:
             f"no token in {longest:.0f} counted iterations in a row; balance more strongly (3.3)",
         )
         self._judge(row, "dead_expert", "warn", longest >= limit, longest < limit, words, longest, limit)
-
-
-class _Mean:
-    """The mean of the last values, and what it was at earlier steps."""
-
-    def __init__(self, window: int) -> None:
-        self._last: deque[float] = deque(maxlen=window)
-        self._means = Series()
-
-    def add(self, step: int, value: float) -> None:
-        self._last.append(value)
-        if self.now is not None:
-            self._means.add(step, self.now)
-
-    @property
-    def now(self) -> float | None:
-        """None before the window is full."""
-        return sum(self._last) / len(self._last) if len(self._last) == self._last.maxlen else None
-
-    def at(self, step: int) -> float | None:
-        """At a step; None where there is none yet."""
-        return self._means.at(step)
-
-    def cut(self, step: int) -> None:
-        """Forget what is at a step and after it."""
-        self._last.clear()
-        self._means.cut(step)
-
-
-class _Lowest:
-    """The mean of the last values, the lowest such mean so far, and the noise of such a mean."""
-
-    def __init__(self, window: int) -> None:
-        self._last: deque[float] = deque(maxlen=window)
-        self._lowest = Series(256)
-        self._variance, self._seen = 0.0, 0
-
-    def add(self, step: int, value: float) -> tuple[float, float, float] | None:
-        """(mean, lowest mean, standard error), None before the window is full."""
-        if self._last:
-            self._learn((value - self._last[-1]) ** 2 / 2)
-        self._last.append(value)
-        if len(self._last) < (self._last.maxlen or 0):
-            return None
-        now = sum(self._last) / len(self._last)
-        if self._lowest.last is None or now < self._lowest.last[1]:
-            self._lowest.add(step, now)
-        assert self._lowest.last
-        return now, self._lowest.last[1], math.sqrt(self._variance / len(self._last))
-
-    def _learn(self, square: float) -> None:
-        """Noise from one value to the next, in which a trend does not count, nor much a single spike."""
-        self._seen = min(self._seen + 1, 50)
-        most = math.inf if self._seen < 10 else 9 * self._variance + 1e-12
-        self._variance += (min(square, most) - self._variance) / self._seen
-
-    def cut(self, step: int) -> None:
-        """Forget what is at a step and after it."""
-        self._last.clear()
-        self._lowest.cut(step)
