@@ -52,11 +52,8 @@ def control_tflops(run_dir: Path, name: str) -> tuple[float | None, str]:
     """TFLOP/s of each GPU in a control, the median of its last; or why there are none, in a sentence."""
     folder = Path(name) if "/" in name else run_dir.resolve().parent / name
     try:
-        reader, speeds, there = (
-            MetricsReader(folder),
-            deque[float](maxlen=CONTROL_STEPS),
-            (folder / "attempts").is_dir(),
-        )
+        there = (folder / "attempts").is_dir()
+        reader, speeds = MetricsReader(folder), deque[float](maxlen=CONTROL_STEPS)
         while steps := reader.poll(_AT_ONCE):
             speeds.extend(step.metrics["throughput"] for step in steps if "throughput" in step.metrics)
     except (OSError, ValueError) as failure:

@@ -36,6 +36,7 @@ def render_live(picture: Picture, width: int, height: int) -> Text:
     charts = _charts(picture, width, max(3, min(height - used, height // 2)))
     rows = [*head, *charts, *body, *notes, *alerts]
     for row in rows:
+        row.rstrip()
         row.truncate(width, overflow="ellipsis")
     return Text("\n").join(rows[:height])
 

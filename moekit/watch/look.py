@@ -119,7 +119,7 @@ def _draw(watched: Watched, interval_s: float) -> None:
 
 
 def _print_lines(watched: Watched, interval_s: float) -> None:
-    said, state = 0, ""
+    said, state = (0, 0), ""
     while True:
         watched.ask()
         last = not watched.active
@@ -129,7 +129,7 @@ def _print_lines(watched: Watched, interval_s: float) -> None:
                     alert_line(alert.attempt, alert.step, alert.time, alert.level, alert.title, alert.text), flush=True
                 )
         picture = watched.picture()
-        if picture.state != state and (not said or last):
+        if picture.state != state and (said == (0, 0) or last):
             state = picture.state
             print(f"{picture.name}: {state}", flush=True)
         if picture.step and (picture.attempt, picture.step) != said:

@@ -16,6 +16,7 @@ class Mean:
         self._means = Series()
 
     def add(self, step: int, value: float) -> None:
+        """One more value, logged at `step`."""
         self._last.append(value)
         if self.now is not None:
             self._means.add(step, self.now)

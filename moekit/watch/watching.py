@@ -180,7 +180,12 @@ class Watching:
         if self._deriver.refused:
             said.append(f"The router is not shown: {self._deriver.refused}.")
         elif self._health.facts.scopes and self._counted is None and self._newest:
-            said.append("No tokens per expert are counted yet: `monitor.tokens_per_expert_interval` says when.")
+            every = self._reader.config.get("save_tokens_per_expert_interval")
+            said.append(
+                f"MaxVio comes with the first counts: every {every} steps."
+                if every
+                else "MaxVio is not shown: `monitor.tokens_per_expert_interval` is not set."
+            )
         if self._lost:
             said.append(f"{self._lost} counted steps lack a rank or a layer; they are left out.")
         return said
