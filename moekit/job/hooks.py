@@ -13,12 +13,14 @@ Installed = dict[str, str]
 
 
 def install(trace_last_iters: int = 0) -> list[Installed]:
-    """Put the hooks of this file into Megatron; the list of those it has a place for.
+    """Put the hooks of this file, and those of `intervals`, into Megatron; the list of those it has a place for.
 
     `trace_last_iters`: besides its first iterations, trace this many of the last ones.
     """
+    import intervals  # type: ignore[import-not-found]
+
     found = (tokens_per_expert(), routing_trace(trace_last_iters), metrics_before_checkpoint())
-    return [done for done in found if done]
+    return [*(done for done in found if done), *intervals.install()]
 
 
 def recomputing() -> bool:

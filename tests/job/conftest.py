@@ -13,8 +13,10 @@ from job_runs import EXPERT_PARALLEL, FULL_RECOMPUTE, RECORDED, SAVE, TINY_MOE, 
 def launch() -> Callable[..., None]:
     """Train to the end; a failure shows the log."""
 
-    def run(run_dir: Path, argv: list[str], attempt: int = 1, env: dict[str, str] | None = None) -> None:
-        with started(run_dir, argv, attempt, env) as torchrun:
+    def run(
+        run_dir: Path, argv: list[str], attempt: int = 1, env: dict[str, str] | None = None, ranks: int = 2
+    ) -> None:
+        with started(run_dir, argv, attempt, env, ranks) as torchrun:
             code = torchrun.wait(timeout=300)
         assert code == 0, (run_dir / f"log.{attempt}").read_text()[-6000:]
 

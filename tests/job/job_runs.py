@@ -47,13 +47,13 @@ RECORDED = [  # the run `trained`, besides its length
 TRACE_LAST = {"MOEKIT_ROUTING_TRACE_LAST_ITERS": "3"}
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *arguments]
+def command(*arguments: str, ranks: int = 2) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", *arguments]
 
 
 @contextmanager
 def started(
-    run_dir: Path, argv: list[str], attempt: int = 1, env: dict[str, str] | None = None
+    run_dir: Path, argv: list[str], attempt: int = 1, env: dict[str, str] | None = None, ranks: int = 2
 ) -> Iterator[subprocess.Popen[bytes]]:
     """torchrun with `argv` in the run directory; its output goes to `log.<attempt>`; nothing of it outlives this."""
     shutil.copytree(JOB, run_dir / "job", dirs_exist_ok=True)
@@ -67,7 +67,7 @@ def started(
     }
     with (run_dir / f"log.{attempt}").open("wb") as log:
         torchrun = subprocess.Popen(
-            command("job/entry.py", *argv),
+            command("job/entry.py", *argv, ranks=ranks),
             cwd=run_dir,
             env={**os.environ, **variables},
             stdout=log,
@@ -99,18 +99,20 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_metrics(*paths: Path) -> dict[int, dict[str, float]]:
-    """Metrics by step, without those that measure time."""
+    """Metrics by step, without those that measure time or memory."""
     metrics: dict[int, dict[str, float]] = {}
+    measured = ("iteration-time", "throughput", "peak_")
     for line in (line for path in paths for line in read_lines(path) if "step" in line):
-        values = {k: v for k, v in line["metrics"].items() if k not in ("iteration-time", "throughput")}
+        values = {k: v for k, v in line["metrics"].items() if not k.startswith(measured)}
         metrics.setdefault(line["step"], {}).update(values)
     return metrics
 
 
 def scalars(folder: Path) -> dict[str, dict[int, float]]:
-    """What TensorBoard keeps in a folder: by tag and step, the last value."""
+    """What TensorBoard keeps in a folder: by tag and step, the first value."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     kept = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     kept.Reload()
-    return {tag: {event.step: event.value for event in kept.Scalars(tag)} for tag in kept.Tags()["scalars"]}
+    tags = kept.Tags()["scalars"]
+    return {tag: {event.step: event.value for event in reversed(kept.Scalars(tag))} for tag in tags}

@@ -13,6 +13,8 @@ from job_runs import EXPERT_PARALLEL, JOB, SAVE, TINY_MOE, processes_in, read_li
 
 from moekit.job import entry
 
+AT_INTERVALS = {"skipped_iterations", "nan_iterations", "peak_rss_gib", "peak_rss_rank"}
+
 
 @pytest.mark.parametrize(
     ("argument", "replaced"),
@@ -33,7 +35,7 @@ def test_the_attempt_takes_the_place_of_n(argument: str, replaced: str) -> None:
 def test_importing_the_files_of_the_job_does_nothing() -> None:
     script = """
 import sys
-import cuda_on_cpu, entry, exits, fixes, gpt, hooks, lines, wandb_face
+import cuda_on_cpu, entry, exits, fixes, gpt, hooks, intervals, lines, wandb_face
 assert not {"torch", "megatron", "wandb", "moekit"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(JOB)}, check=True)
@@ -84,6 +86,7 @@ def test_a_checkout_runs_its_own_script(tmp_path: Path, stack: dict[str, str], s
         "moekit: in this process: tokens_per_expert",
         "moekit: in this process: routing_trace",
         "moekit: in this process: metrics_before_checkpoint",
+        "moekit: in this process: intervals",
         "moekit: in this process: wandb_face",
     ]
     assert json.loads((tmp_path / "attempts/3/exit/rank0.json").read_text())["code"] == 16
@@ -139,7 +142,8 @@ def test_metrics_of_a_run(trained: Path) -> None:
     always = {"lm loss", "learning-rate", "batch-size", "grad-norm", "loss-scale", "load_balancing_loss"}
     always |= {"samples vs steps", "moe/load_balancing_loss_layer_0", "moe/load_balancing_loss_layer_1"}
     for step, values in metrics.items():
-        timed = {"throughput"} if step == 1 else {"iteration-time", "throughput"} if step % 2 == 0 else set()
+        interval = {"iteration-time", "throughput", *AT_INTERVALS} if step % 2 == 0 else set()
+        timed = {"throughput"} if step == 1 else interval
         evaluated = {"lm loss validation"} if step in (3, 6, 8) else set()
         assert {name for name in values if not name.endswith("-time") or name in timed} == always | timed | evaluated
     assert metrics[8]["lm loss"] < metrics[1]["lm loss"]
