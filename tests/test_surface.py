@@ -217,7 +217,9 @@ NOT_AT_THE_DESK = ("torch", "datatrove", "trackio", "transformers", "huggingface
         ["diff", "dense", "first_moe"],
         ["schema"],
         ["schema", "profile"],
+        ["schema", "dataset"],
         ["init", "--help"],
+        ["data", "--help"],
         ["launch", "first_moe", "--dry-run"],
         ["prove"],
         ["--help"],
@@ -241,7 +243,8 @@ def test_the_commands() -> None:
     """The whole list; a new one is a decision."""
     assert list(cli.ROOMS) == [
         *("check", "show", "flags", "diff", "new", "schema", "rules", "import"),
-        *("rehearse", "init", "launch", "status", "why", "list", "logs", "cancel", "resume", "prove", "megatron"),
+        *("rehearse", "init", "data"),
+        *("launch", "status", "why", "list", "logs", "cancel", "resume", "prove", "megatron"),
     ]
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from moekit.cluster.profile import Cluster
 from moekit.cluster.profile_rules import REQUIRED
-from moekit.recipe.build import markers
-from moekit.recipe.docs import field_texts
-from moekit.recipe.jsonschema import field_schema, object_schema
+from moekit.recipe.docs import field_list
+from moekit.recipe.jsonschema import flat_schema
 
 
 def schema_text() -> str:
@@ -19,19 +18,9 @@ def schema_text() -> str:
 
 def schema() -> dict[str, Any]:
     """A profile's schema."""
-    properties = {name: field_schema(Cluster, name) for name in markers(Cluster)}
-    for name in REQUIRED:
-        properties[name] = {key: _without_null(value) for key, value in properties[name].items()}
-    head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "moekit cluster profile"}
-    return {**head, **object_schema(properties), "type": "object", "required": list(REQUIRED)}
-
-
-def _without_null(value: Any) -> Any:
-    return [item for item in value if item not in (None, "null")] if isinstance(value, list) else value
+    return flat_schema(Cluster, "moekit cluster profile", REQUIRED)
 
 
 def reference() -> str:
     """Every field of a profile, as a list."""
-    texts = field_texts(Cluster)
-    needed = dict.fromkeys(REQUIRED, " Needed.")
-    return "".join(f"- **`{name}`** {texts[name]}{needed.get(name, '')}\n" for name in markers(Cluster))
+    return field_list(Cluster, REQUIRED)

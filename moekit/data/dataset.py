@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from moekit import share
-from moekit.data.dataset_rules import EMPTY_END, problems_of
+from moekit.data.dataset_rules import NO_END, REQUIRED, problems_of
 from moekit.problems import MoekitError, Problem, did_you_mean, error, shortened
 from moekit.recipe import nodes
 from moekit.recipe.build import build
@@ -39,9 +39,9 @@ class Dataset:
     format: Literal["parquet", "jsonl"] | None = None
     """What the files are. Null: what their names end in."""
     text_key: str = "text"
-    """The column or key that holds a document's text."""
+    """The column or key that holds a document's text; `text` where nothing is said."""
     id_key: str = "id"
-    """The column or key that holds a document's id, which says whether it is kept."""
+    """The column or key that holds a document's id, which says whether it is kept; `id` where nothing is said."""
     tokenizer: str
     """The tokenizer's name, as a recipe's `data.tokenizer` says it: `<shared_root>/tokenizers/<tokenizer>`."""
     tokenizer_source: str | None = None
@@ -50,7 +50,7 @@ class Dataset:
     tokenizer_revision: str | None = None
     """The repository's branch, tag or commit. Null: its newest."""
     tokenizer_copy: str | None = None
-    """A repository with the same tokenizer that asks for no permission, named where `tokenizer_source` does."""
+    """A repository with the same tokenizer that asks for no permission: named where `tokenizer_source` refuses."""
     end_of_document: str
     """The token put after each document. The same letters within a text are tokenized as text."""
     vocab_size: Annotated[int | None, AtLeast(1)] = None
@@ -58,19 +58,20 @@ class Dataset:
     keep_fraction: Annotated[float | None, AtLeast(0)] = None
     """Share of the documents that is kept, chosen by a hash of each document's id. Null: all."""
     tasks: Annotated[int, AtLeast(1)] = 1
-    """Shards, and tasks that make them: each takes its share of the files, so there may not be more of them than
-    files."""
+    """Shards, and tasks that make them: each takes its share of the files, so there may not be more of them than files.
+    One where nothing is said."""
     cpus_per_task: Annotated[int, AtLeast(1)] = 1
-    """Worker processes of a task; each tokenizes one file at a time, on one thread."""
+    """Worker processes of a task; each tokenizes one file at a time, on one thread. One where nothing is said."""
     memory_gib: Annotated[int, AtLeast(1)] = 2
-    """Memory of a task; how many documents a worker tokenizes at a time follows from it."""
+    """Memory of a task: 1 GiB for each of its workers, more where `max_document_mib` is more than 4. 2 where nothing is
+    said."""
     time_limit_min: Annotated[int | None, AtLeast(1)] = None
     """Minutes a task gets on Slurm. Null: the profile's `max_time_min`, else the partition's own."""
     max_running: Annotated[int | None, AtLeast(1)] = None
     """Tasks that run on Slurm at the same time. Null: as many as there is room for."""
     max_document_mib: Annotated[int, AtLeast(1)] = 4
     """Longer documents are cut into pieces of this size, at a line's end where there is one, before they are tokenized;
-    the pieces' tokens follow each other as one document."""
+    the pieces' tokens follow each other as one document. 4 where nothing is said."""
 
 
 def find_dataset(given: str) -> Dataset:
@@ -111,8 +112,10 @@ def _absolute(path: str, folder: Path) -> str:
 
 def _of_a_dataset(problem: Problem) -> Problem:
     """A problem of YAML, whose hints are for recipes, in the words of a data set's description."""
-    if problem.what == "`end_of_document` is empty":
-        return replace(problem, hint=EMPTY_END)
+    if problem.what in ("`end_of_document` is empty", "`end_of_document` is missing"):
+        return replace(problem, hint=NO_END)
+    if problem.hint == "write `null` to unset it" and problem.what.split("`")[1] in REQUIRED:
+        return replace(problem, hint="")
     return replace(problem, hint=HINTS.get(problem.hint, problem.hint))
 
 

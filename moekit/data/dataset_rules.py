@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 REQUIRED = ("name", "source", "tokenizer", "end_of_document")
 
-EMPTY_END = "name the tokenizer's end token: without one, documents run into each other"
+NO_END = "name the tokenizer's end token: without one, documents run into each other"
 MOST_TASKS = 100_000
 """Shards are numbered by five digits."""
 BYTES_A_BYTE = 140
@@ -52,8 +52,7 @@ def _missing(source: Source) -> Iterator[Problem]:
     for name in REQUIRED:
         node = source.find(name)
         if isinstance(node, nodes.Scalar) and node.is_null:
-            hint = EMPTY_END if name == "end_of_document" else ""
-            yield Problem(source.where(name), f"`{name}` is missing", hint)
+            yield Problem(source.where(name), f"`{name}` is missing")
 
 
 def _names(dataset: Dataset, source: Source) -> Iterator[Problem]:
@@ -98,7 +97,9 @@ def _format(dataset: Dataset, source: Source) -> Iterator[Problem]:
         ending = re.search(r"[^./]\.([A-Za-z][A-Za-z0-9]*(\.(gz|zst|bz2|xz))?)$", one)
         if ending and not format_of(one):
             what = f"`source` has `{shortened(one)}`, and `.{ending[1]}` does not say the format"
-            yield Problem(source.where("source"), what, "write `format: parquet` or `format: jsonl`")
+            yield Problem(
+                source.where("source"), what, "say `format: parquet` or `format: jsonl`, if it is one of them"
+            )
 
 
 def _tokenizer(dataset: Dataset, source: Source) -> Iterator[Problem]:
@@ -125,7 +126,7 @@ def _is_unset(name: str, source: Source) -> bool:
 def _numbers(dataset: Dataset, source: Source) -> Iterator[Problem]:
     kept = dataset.keep_fraction
     if kept is not None and not 0 < kept <= 1:
-        hint = f"7.4 % is 0.074; write `{kept / 100:g}`?" if 1 < kept <= 100 else "leave it out to keep all"
+        hint = f"for {kept:g} % write `{kept / 100:g}`" if 1 < kept <= 100 else "leave it out to keep all"
         what = f"`keep_fraction` must be more than 0 and at most 1, not {kept:g}"
         yield Problem(source.where("keep_fraction"), what, hint)
     if dataset.tasks > MOST_TASKS:

@@ -284,15 +284,21 @@ def schema_line(path: Path) -> str:
 @app.command("schema")
 def schema(
     of: Annotated[
-        Literal["recipe", "profile"], typer.Argument(metavar="[recipe|profile]", help="Of which kind of file.")
+        Literal["recipe", "profile", "dataset"],
+        typer.Argument(metavar="[recipe|profile|dataset]", help="Of which kind of file."),
     ] = "recipe",
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the fields as a page of text instead.")] = False,
 ) -> None:
-    """Print the JSON Schema of a recipe or of a cluster profile, for editors."""
+    """Print the JSON Schema of a recipe, of a cluster profile or of a data set's description, for editors."""
     if of == "profile":
         from moekit.cluster import profile_schema
 
         print(profile_schema.reference() if markdown else profile_schema.schema_text(), end="")
+        return
+    if of == "dataset":
+        from moekit.data import dataset_schema
+
+        print(dataset_schema.reference() if markdown else dataset_schema.schema_text(), end="")
         return
     from moekit.recipe.docs import reference
     from moekit.recipe.jsonschema import schema_text

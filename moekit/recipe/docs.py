@@ -39,6 +39,12 @@ def description(cls: Any, name: str) -> str:
     return text
 
 
+def field_list(cls: Any, required: tuple[str, ...]) -> str:
+    """Every field of a flat file's dataclass with its text, as a list."""
+    texts, needed = field_texts(cls), dict.fromkeys(required, " Needed.")
+    return "".join(f"- **`{name}`** {texts[name]}{needed.get(name, '')}\n" for name in markers(cls))
+
+
 def reference() -> str:
     """`docs/recipe.md`: every field of every section."""
     lines = [

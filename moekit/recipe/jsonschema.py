@@ -47,6 +47,19 @@ def object_schema(properties: dict[str, Any], text: str = "") -> dict[str, Any]:
     return {"type": ["object", "null"], **described, "additionalProperties": False, "properties": properties}
 
 
+def flat_schema(cls: Any, title: str, required: tuple[str, ...]) -> dict[str, Any]:
+    """The schema of a file that says one dataclass's fields and nothing else; `required` ones may not be null."""
+    properties = {name: field_schema(cls, name) for name in markers(cls)}
+    for name in required:
+        properties[name] = {key: _without_null(value) for key, value in properties[name].items()}
+    head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": title}
+    return {**head, **object_schema(properties), "type": "object", "required": list(required)}
+
+
+def _without_null(value: Any) -> Any:
+    return [item for item in value if item not in (None, "null")] if isinstance(value, list) else value
+
+
 def field_schema(cls: Any, name: str) -> dict[str, Any]:
     """The schema of one field of a dataclass."""
     hint, marks = markers(cls)[name]
