@@ -244,7 +244,8 @@ def test_the_commands() -> None:
     assert list(cli.ROOMS) == [
         *("check", "show", "flags", "diff", "new", "schema", "rules", "import"),
         *("rehearse", "init", "data"),
-        *("launch", "status", "why", "list", "logs", "cancel", "resume", "prove", "megatron"),
+        *("launch", "status", "why", "list", "logs", "cancel", "resume"),
+        *("watch", "track", "dashboard", "prove", "megatron"),
     ]
 
 
