@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moekit.data.checking import Report, check_folder, check_pairs, removable, token_files
+from moekit.data.locking import locked
 from moekit.data.manifest import prefix_of, read_manifest
 from moekit.data.named import shards_of
 from moekit.data.pair import Expected, Progress
@@ -88,22 +89,16 @@ def remove_damaged(reports: Sequence[Report]) -> list[Path]:
     Raises:
         MoekitError: somebody tokenizes there at this moment, or a file cannot be removed.
     """
-    import fcntl
-
     removed = []
     for report in reports:
         files = removable(report)
-        if not files or report.folder is None:
+        if not files or report.folder is None or report.plan is None:
             continue
-        try:
-            with DataFolder(report.folder).lock.open("a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for file in files:
+        with locked(DataFolder(report.folder), 0, report.plan.tasks):
+            for file in files:
+                try:
                     file.unlink(missing_ok=True)
-                    removed.append(file)
-        except BlockingIOError:
-            what = "data is being tokenized here, and nothing was removed"
-            raise error(what, "run this again when it is done", str(report.folder)) from None
-        except OSError as problem:
-            raise error(f"cannot be removed: {problem.strerror}", "", str(problem.filename)) from None
+                except OSError as problem:
+                    raise error(f"cannot be removed: {problem.strerror}", "", str(file)) from None
+                removed.append(file)
     return removed

@@ -30,7 +30,7 @@ from moekit.recipe.values import plain_values
 TIME_LIMIT_MIN = 60
 """Of the job: an index of many shards takes minutes."""
 _MADE_FROM = (
-    *("data.name", "data.shards", "data.tokenizer", "data.split", "model.seq_length", "train.seed"),
+    *("data.name", "data.shards", "data.per_split", "data.tokenizer", "data.split", "model.seq_length", "train.seed"),
     *("train.iters", "train.samples", "train.global_batch_size", "train.eval_iters", "train.eval_interval"),
 )
 """What the index of a run depends on (megatron/core/datasets/gpt_dataset.py, `_key_config_attributes`, and sizes)."""

@@ -15,13 +15,13 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from moekit.job.endings import ended_well, first_cause
-from moekit.launch import needs
+from moekit.launch import data_there, needs
 from moekit.launch.attempt import Plan, is_finished, next_attempt, watch
 from moekit.launch.folders import write
 from moekit.launch.live import Display, Follow, clock
 from moekit.launch.processes import only_launch, visible_gpus
 from moekit.launch.rundir import PROJECT, RunDir, checkpointed_step, is_of, run_dir, run_files
-from moekit.problems import MoekitError, error
+from moekit.problems import MoekitError, error, print_problems
 from moekit.recipe.load import Loaded, show
 
 INTERRUPTED = 130
@@ -40,9 +40,11 @@ def launch_local(loaded: Loaded, name: str, shared_root: Path, display: Display 
             recipe's, or it is being launched already.
     """
     run = run_dir(shared_root.absolute(), name)
-    if found := needs.problems(loaded, shared_root, os.environ):
-        raise MoekitError(*found)
+    found = needs.problems(loaded, shared_root, os.environ)
+    if errors := [problem for problem in found if problem.level == "error"]:
+        raise MoekitError(*errors)
     display = display or Display(loaded.recipe.moe.num_experts is not None)
+    print_problems(found)
     _make_folder(run)
     with only_launch(run.path) as lock:
         _refuse_another(run, loaded, name)
@@ -133,14 +135,16 @@ def _failure(plan: Plan, followed: Follow) -> str | None:
 
 def _prepare_data(loaded: Loaded, shared_root: Path, display: Display) -> Path | None:
     """Make what of a run's data and tokenizer comes with moekit, at its first use; the data's prefix if they do."""
-    if needs.PREPARED_DATA not in (loaded.recipe.data.name, loaded.recipe.data.tokenizer):
+    if said := data_there.said_of_epochs(loaded, shared_root):
+        display.fact("data", said)
+    if data_there.PREPARED_DATA not in (loaded.recipe.data.name, loaded.recipe.data.tokenizer):
         return None
     from moekit.data.quickstart import prepare_python_docs, prepare_tokenizer
 
     def progress(text: str) -> None:
         display.fact("data", text)
 
-    if loaded.recipe.data.name != needs.PREPARED_DATA:
+    if loaded.recipe.data.name != data_there.PREPARED_DATA:
         prepare_tokenizer(shared_root, progress)
         return None
     with display.moving("preparing data", None):

@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from moekit.cluster.profile import Cluster
-from moekit.launch import slurm
+from moekit.launch import data_there, slurm
 from moekit.launch.checkout import look_at
-from moekit.launch.needs import PREPARED_DATA, missing_tokenizing
-from moekit.launch.rundir import data_dir, run_dir, tokenizer_dir
+from moekit.launch.data_there import PREPARED_DATA
+from moekit.launch.needs import missing_tokenizing
+from moekit.launch.rundir import run_dir
 from moekit.problems import Problem
 from moekit.recipe.load import Loaded
 
@@ -19,7 +20,7 @@ from moekit.recipe.load import Loaded
 def missing(
     loaded: Loaded, cluster: Cluster, environ: Mapping[str, str], siblings: frozenset[str] = frozenset()
 ) -> list[Problem]:
-    """Everything that a job of this recipe on this cluster would not find; empty when nothing is missing.
+    """Everything that a job of this recipe on this cluster would not find, or not as it should be; and warnings.
 
     `siblings` are runs that are launched with it, whose checkpoints need not be there yet.
     """
@@ -27,7 +28,6 @@ def missing(
         *_folders(cluster),
         *_image(cluster),
         *_megatron(loaded, cluster),
-        *_tokenizer(loaded, cluster.shared_root),
         *_data(loaded, cluster.shared_root),
         *_parent(loaded, cluster.shared_root, siblings),
         *missing_secrets(loaded, environ),
@@ -82,32 +82,12 @@ def _megatron(loaded: Loaded, cluster: Cluster) -> Iterator[Problem]:
             yield replace(problem, where=loaded.source.where("megatron.version"))
 
 
-def _tokenizer(loaded: Loaded, shared_root: str) -> Iterator[Problem]:
-    name = loaded.recipe.data.tokenizer
-    if name and name != PREPARED_DATA and not (folder := tokenizer_dir(shared_root, name)).exists():
-        place = loaded.source.where("data.tokenizer")
-        yield Problem(
-            place, f"there is no tokenizer `{name}`: {folder}", "put its files there, `tokenizer.json` and all"
-        )
-
-
 def _data(loaded: Loaded, shared_root: str) -> Iterator[Problem]:
-    data = loaded.recipe.data
     if lacking := missing_tokenizing(loaded, Path(shared_root)):
         listed = ", ".join(f"`{name}`" for name in lacking)
         what = f"not installed, and `{PREPARED_DATA}` is prepared at its first launch: {listed}"
         yield Problem("", what, "run `pip install 'moekit[data]'`")
-    if not data.name or data.name == PREPARED_DATA:
-        return
-    folder, place = data_dir(shared_root, data.name), loaded.source.where("data.name")
-    wanted = [f"{shard}{end}" for shard in data.shards or () for end in (".bin", ".idx")] or ["data-args.txt"]
-    if not folder.is_dir():
-        hint = "put its shards there, `.bin` and `.idx`, and `data-args.txt`, their list"
-        yield Problem(place, f"there is no data set `{data.name}`: {folder}", hint)
-    elif lacking := [name for name in wanted if not (folder / name).is_file()]:
-        more = f" and {len(lacking) - 1} more" * (len(lacking) > 1)
-        what = f"data set `{data.name}` is not whole, it lacks {lacking[0]}{more}: {folder}"
-        yield Problem(place, what, "its shards are token files as Megatron reads them, `data-args.txt` their list")
+    yield from data_there.problems(loaded, Path(shared_root))
 
 
 def _parent(loaded: Loaded, shared_root: str, siblings: frozenset[str]) -> Iterator[Problem]:

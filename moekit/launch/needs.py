@@ -5,30 +5,27 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from moekit.launch import data_there
+from moekit.launch.data_there import PREPARED_DATA
 from moekit.launch.processes import visible_gpus
-from moekit.launch.rundir import data_dir, run_dir, tokenizer_dir
+from moekit.launch.rundir import data_dir, run_dir
 from moekit.problems import Problem
 from moekit.recipe.load import Loaded
 
-PREPARED_DATA = "python-docs"
-"""The data set that comes with moekit and is prepared at the first launch (moekit/data/quickstart.py)."""
 DOWNLOAD = "about 3 GB to download, 6 GB on disk"
 MEMORY_GIB_PER_PROCESS = 2.75
 """Of a small model on a CPU: its peak, reached while a checkpoint is written; torch and Megatron alone take 1.5."""
 DISK_GIB = 1.0
-_WEIGHT = re.compile(r"[0-9.]+")
-"""Stands before a shard's prefix, where they are blended."""
 ELSEWHERE = "run this in another folder, or with another `shared_root` in the profile"
 
 
 def problems(loaded: Loaded, shared_root: Path, environ: Mapping[str, str]) -> list[Problem]:
-    """Everything that keeps this recipe from being trained here, each with its remedy; empty when nothing does."""
+    """Everything that keeps this recipe from being trained here, each with its remedy; and warnings."""
     if sys.platform != "linux":
         what = f"Megatron trains on Linux only, and this is {sys.platform}"
         remedy = "run this in a Linux container, a virtual machine or WSL 2; `moekit check` and `--dry-run` work here"
@@ -112,38 +109,11 @@ def _other_megatron(loaded: Loaded) -> Iterator[Problem]:
 
 
 def _missing_files(loaded: Loaded, shared_root: Path) -> Iterator[Problem]:
-    data, checkpoint = loaded.recipe.data, loaded.recipe.checkpoint
-    if data.name and data.name != PREPARED_DATA:
-        yield from _missing_data(loaded, data_dir(shared_root, data.name))
-    named = data.tokenizer if data.tokenizer != PREPARED_DATA else None
-    if named and not (folder := tokenizer_dir(shared_root, named)).exists():
-        what = f"there is no tokenizer `{named}`: {folder}"
-        yield Problem(loaded.source.where("data.tokenizer"), what, "put its files there")
-    parent = checkpoint.from_run
+    yield from data_there.problems(loaded, shared_root)
+    parent = loaded.recipe.checkpoint.from_run
     if parent and not (folder := run_dir(shared_root, parent).checkpoints).is_dir():
         what = f"run `{parent}` has no checkpoint: {folder}"
         yield Problem(loaded.source.where("checkpoint.from_run"), what, "launch it first")
-
-
-def _missing_data(loaded: Loaded, folder: Path) -> Iterator[Problem]:
-    """The data set's folder, and in it what Megatron is told to read: the recipe's shards, or those of their list."""
-    data, listed = loaded.recipe.data, folder / "data-args.txt"
-    place = loaded.source.where("data.shards" if data.shards else "data.name")
-    if not folder.is_dir():
-        what = f"there is no data set `{data.name}`: {folder}"
-        yield Problem(loaded.source.where("data.name"), what, "put its shards there, and their list `data-args.txt`")
-    elif not data.shards and not listed.is_file():
-        what = f"data set `{data.name}` has no list of its shards: {listed}"
-        yield Problem(place, what, "write each shard's prefix into it, or name them in `data.shards`")
-    else:
-        words = data.shards or [word for word in listed.read_text().split() if word.startswith("/")]
-        shards = [folder / word for word in words if not _WEIGHT.fullmatch(word)]
-        files = [path.with_name(path.name + ending) for path in shards for ending in (".bin", ".idx")]
-        if missing := [file for file in files if not file.is_file()]:
-            more = len(missing) - 1
-            others = f", nor {more} other file{'s' * (more > 1)}" if more else ""
-            what = f"data set `{data.name}` has no {missing[0]}{others}"
-            yield Problem(place, what, "a shard is two files, `.bin` and `.idx`, named by what they share")
 
 
 def _unreadable_path(loaded: Loaded, shared_root: Path) -> Iterator[Problem]:

@@ -25,7 +25,7 @@ from moekit.problems import MoekitError, Problem
 from moekit.recipe.load import Loaded
 
 MOST_HASHED_BYTES = 64 * 2**20
-DATA_FILES = ("manifest.json", "data-args.txt")
+DATA_FILES = ("manifest.json", "data-args.txt", "data-args.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 

@@ -10,7 +10,8 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,8 @@ PROJECT = "moekit"
 _FIRST_START_ONLY = ("moe.use_upcycling", "checkpoint.finetune", "checkpoint.no_load_optim", "checkpoint.no_load_rng")
 """Fields about the checkpoint a run begins from. On its own they would lose its step and optimizer, and Megatron stops
 at upcycling where a checkpoint already is (megatron/training/training.py:2145 at 0.19.2)."""
+_WEIGHT = re.compile(r"\d+\.?\d*|\.\d+")
+"""Stands before a shard's prefix, where they are blended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,12 +218,24 @@ def _data_arguments(recipe: Recipe, shared_root: str | Path) -> Iterable[tuple[s
     if data.name:
         folder = data_dir(shared_root, data.name)
         if data.shards:
-            yield "data.shards", "--data-path", [folder / shard for shard in data.shards]
+            weights, prefixes = weights_and_shards(data.shards)
+            paths = [folder / prefix for prefix in prefixes]
+            words = [word for pair in zip(weights, paths, strict=True) for word in pair] if weights else paths
+            yield "data.shards", "--data-path", words
+        elif data.per_split:
+            yield "data.per_split", "--per-split-data-args-path", [folder / "data-args.json"]
         else:
             yield "data.name", "--data-args-path", [folder / "data-args.txt"]
         yield "data.name", "--data-cache-path", [folder / "cache"]
     if data.tokenizer:
         yield "data.tokenizer", "--tokenizer-model", [tokenizer_dir(shared_root, data.tokenizer)]
+
+
+def weights_and_shards(said: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """`data.shards` as weights, none where the shards have none, and prefixes."""
+    if len(said) % 2 == 0 and all(_WEIGHT.fullmatch(word) for word in said[::2]):
+        return said[::2], said[1::2]
+    return (), said
 
 
 def run_arguments(recipe: Recipe, name: str, shared_root: str | Path, resume: bool) -> list[Argument]:

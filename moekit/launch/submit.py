@@ -17,9 +17,9 @@ from typing import Any
 from moekit.cluster.profile import Cluster
 from moekit.launch import provenance, slurm
 from moekit.launch.checkout import look_at as look_at_checkout
+from moekit.launch.data_there import PREPARED_DATA
 from moekit.launch.folders import place, write
 from moekit.launch.missing import as_warnings, missing, missing_secrets
-from moekit.launch.needs import PREPARED_DATA
 from moekit.launch.rundir import RunDir, run_dir
 from moekit.launch.script import slurm_files
 from moekit.launch.slurm_text import Job

@@ -17,6 +17,7 @@ _DESTS = {
     "load",
     "data_path",
     "data_args_path",
+    "per_split_data_args_path",
     "data_cache_path",
     "tokenizer_model",
     "moe_routing_trace_path",
@@ -58,6 +59,10 @@ def say_paths(draft: Draft, paths: Mapping[str, Said]) -> None:
         elif dest == "data_args_path":
             draft.need(said.values)
             draft.say("data.name", place, [_folder(said.values[0].text)], comment=was)
+        elif dest == "per_split_data_args_path":
+            draft.need(said.values)
+            draft.say("data.name", place, [_folder(said.values[0].text)], comment=was)
+            draft.say("data.per_split", place, ["true"], plain=True)
         elif dest == "tokenizer_model":
             draft.need(said.values)
             draft.say("data.tokenizer", place, [_tokenizer(said.values[0].text)], comment=was)

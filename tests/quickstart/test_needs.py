@@ -67,8 +67,9 @@ def test_all_that_is_missing_comes_at_once(recipe: object, monkeypatch: pytest.M
         "error: not installed: `torch`, `megatron-core`, `tensorboard`, `psutil`, `transformers`\n"
         "    hint: run `pip install 'moekit[local]'` (about 3 GB to download, 6 GB on disk)",
         "changed.yaml:3: there is no data set `own`: data/own\n"
-        "    hint: put its shards there, and their list `data-args.txt`",
-        "changed.yaml:4: there is no tokenizer `own`: tokenizers/own\n    hint: put its files there",
+        "    hint: `moekit data tokenize own` makes it; or put its shards there, and their list `data-args.txt`",
+        "changed.yaml:4: there is no tokenizer `own`: tokenizers/own\n"
+        "    hint: put its files there, or `moekit data tokenizer DATASET` fetches that of a data set",
         "changed.yaml:6: run `before` has no checkpoint: runs/before/checkpoints\n    hint: launch it first",
         f"{here}: 0.5 GiB of disk is free, and a run needs 1 GiB\n"
         "    hint: make room, or run this in another folder, or with another `shared_root` in the profile",
@@ -128,7 +129,9 @@ def test_shards_that_are_not_there(text: str, recipe: object, tmp_path: Path) ->
         (folder / name).touch()
     assert said() == [f"data set `own` has no {folder}/b.idx"]
     (folder / "b.idx").touch()
-    assert said() == []
+    nothing = f"data set `own` has no manifest, so nothing says that its shards are whole: {folder}"
+    assert said() == [nothing]
+    assert {problem.level for problem in needs.problems(loaded, tmp_path, {})} == {"warning"}
 
 
 def test_another_megatron_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,8 +42,51 @@ def data_is_named_or_mocked(recipe: Recipe, target: Target) -> Iterator[Violatio
     Megatron, never: `Let mock = True` (megatron/core/datasets/blended_megatron_dataset_config.py:138).
     """
     data, extra = recipe.data, {*(recipe.megatron.extra or ())}
-    if not data.name and not data.mock_data and not {"--train-data-path", "--per-split-data-args-path"} & extra:
+    if not data.name and not data.mock_data and "--train-data-path" not in extra:
         yield Violation(("data.name",), "`data.name` is missing", "name a data set, or say `mock_data: true`")
+
+
+def named_data_is_split(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """What of a list of shards is for training has to be said; of shards on the command line there is an old default.
+
+    Megatron, first step: `split must be provided when blend is not None`
+    (megatron/core/datasets/blended_megatron_dataset_config.py:131).
+    """
+    data = recipe.data
+    if data.name and not data.split and not data.per_split and not data.shards and not data.mock_data:
+        yield Violation(
+            ("data.split", "data.name"),
+            "`data.split` is missing: which share of the documents is for training",
+            "such as `99,1,0`; or `per_split: true`, where the data set has shards for validation",
+        )
+
+
+def held_out_shards_are_not_split(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Where shards are held out for validation, no documents are.
+
+    Megatron, first step: `split and blend_per_split are incompatible`
+    (megatron/core/datasets/blended_megatron_dataset_config.py:113).
+    """
+    for field in ("split", "shards") if recipe.data.per_split else ():
+        if getattr(recipe.data, field):
+            yield Violation(
+                (f"data.{field}", "data.per_split"),
+                f"`data.{field}` and `data.per_split` exclude each other",
+                "unset one of them with `null`",
+            )
+
+
+def held_out_shards_are_of_a_data_set(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Which shards are held out is in the data set's list.
+
+    Megatron, never: no list is named to it, and its tokens are made up (megatron/training/arguments.py:1624).
+    """
+    if recipe.data.per_split and not recipe.data.name:
+        yield Violation(
+            ("data.per_split", "data.name"),
+            "`data.per_split` needs `data.name`, the data set whose shards are held out",
+            "name it, or unset this",
+        )
 
 
 def shards_are_of_a_data_set(recipe: Recipe, target: Target) -> Iterator[Violation]:
@@ -258,6 +301,9 @@ RULES: tuple[Rule, ...] = (
     data_has_one_source,
     named_data_is_read,
     data_is_named_or_mocked,
+    named_data_is_split,
+    held_out_shards_are_not_split,
+    held_out_shards_are_of_a_data_set,
     shards_are_of_a_data_set,
     shards_are_prefixes,
     data_is_loaded_by_megatron,

@@ -119,6 +119,9 @@ class Data(Section):
     """The data set: `<shared_root>/data/<name>`, as `moekit data` prepares it, with its list `data-args.txt`."""
     shards: Annotated[tuple[str, ...] | None, Owned(("--data-path",), "2.3")] = None
     """Only these shards of `name`, each by its prefix without `.bin`. Null: all that the list names."""
+    per_split: Annotated[bool | None, Owned(("--per-split-data-args-path",))] = None
+    """Validation reads the shards that `moekit data manifest --held-out` keeps for it, and training the others; without
+    `split`."""
     tokenizer: Annotated[str | None, Owned(("--tokenizer-model",), "2.3")] = None
     """The tokenizer: `<shared_root>/tokenizers/<tokenizer>`, the one the data was made with."""
     tokenizer_type: Annotated[str | None, Flag("--tokenizer-type", "2.3")] = None
