@@ -1,12 +1,11 @@
 """What a `tokenizer.json` says of itself, and whether token files made with it can be trusted.
 
-Reading one imports `tokenizers` (0.1 s) and takes half a second for a vocabulary of 128,256.
+Reading one takes 0.6 s of CPU time for a vocabulary of 128,256.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,17 +77,13 @@ def _load(data: bytes, file: Path) -> Any:
         from tokenizers import Tokenizer
     except ImportError:
         raise error("reading a tokenizer needs `tokenizers`", "run `pip install 'moekit[data]'`") from None
-    hint = "fetch it again, or take it from where it is whole"
-    try:
-        json.loads(data)  # says where; `tokenizers` may only say that nothing matched
-    except (ValueError, RecursionError) as reason:
-        raise error(f"is damaged: {shortened(str(reason))}", hint, str(file)) from None
     try:
         return Tokenizer.from_buffer(data)
     except BaseException as reason:  # plain Exceptions for most, and a panic of Rust's is none
         if isinstance(reason, KeyboardInterrupt | SystemExit | MemoryError):
             raise
-        raise error(f"is no tokenizer: {shortened(str(reason))}", hint, str(file)) from None
+        hint = "fetch it again, or take it from where it is whole"
+        raise error(f"is damaged, or no tokenizer: {shortened(str(reason))}", hint, str(file)) from None
 
 
 def _size(tokenizer: Any, vocab_size: int | None, file: Path) -> Iterator[Problem]:
@@ -105,6 +100,9 @@ def _size(tokenizer: Any, vocab_size: int | None, file: Path) -> Iterator[Proble
 def _changes_texts(tokenizer: Any, file: Path) -> Iterator[Problem]:
     if tokenizer.truncation:
         what = f"cuts each text after {tokenizer.truncation['max_length']:,} tokens (`truncation`)"
+        yield Problem(str(file), what, "put `null` there, where it is kept, and fetch it again")
+    if getattr(tokenizer.model, "dropout", None):
+        what = "leaves merges out at random (`dropout`): the same text would become other tokens each time"
         yield Problem(str(file), what, "put `null` there, where it is kept, and fetch it again")
     if tokenizer.padding:
         what = "fills texts up to one length (`padding`)"

@@ -31,6 +31,10 @@ FILES = {
     "README.md": b"# card",
 }
 WANTED = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json"}
+DESCRIPTION = (
+    "name: docs\nsource: x.parquet\ntokenizer: small\ntokenizer_source: ours/model\n"
+    f"tokenizer_copy: ours/copy\nend_of_document: {END}\n"
+)
 TOKEN = "hf_averysecretwordthatisnevershown"
 
 
@@ -61,11 +65,10 @@ def fetch(root: Path, given: str | None = None, **changes: Any) -> tokenizer_fet
 
 def refusal(root: Path, given: str | None = None, **changes: Any) -> str:
     """The message; nothing may be left, and no token be told."""
-    before = sorted(root.rglob("*"))
+    before = {*(root / "tokenizers").rglob("*")}
     with pytest.raises(MoekitError) as refused:
         fetch(root, given, **changes)
-    left = [path for path in sorted(root.rglob("*")) if path.name != "tokenizers" and "hf_home" not in path.parts]
-    assert [path for path in left if path not in before] == []
+    assert {*(root / "tokenizers").rglob("*")} <= before
     assert TOKEN not in str(refused.value)
     return str(refused.value)
 
@@ -222,6 +225,29 @@ def test_offline(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert hub.asked == []
 
 
+def test_no_client(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path/huggingface_hub.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"), prepend=os.pathsep)
+    assert "needs `huggingface_hub`\n    hint: run `pip install 'moekit[data]'`" in refusal(tmp_path)
+
+
+def test_disk_full(hub: Hub, tmp_path: Path) -> None:
+    """In a mount namespace of its own, with a disk of some pages."""
+    (tmp_path / "small").mkdir()
+    (tmp_path / "docs.yaml").write_text(DESCRIPTION)
+    script = 'mount -t tmpfs -o size=12k none small || exit 77; "$@"; code=$?; find small; exit $code'
+    command = [sys.executable, "-m", "moekit", "data", "tokenizer", "docs.yaml", "--shared-root", "small"]
+    done = subprocess.run(
+        ["unshare", "--mount", "bash", "-c", script, "bash", *command], cwd=tmp_path, capture_output=True, text=True
+    )
+    if done.returncode == 77:
+        pytest.skip("mounting needs root")
+    assert done.returncode == 1
+    assert done.stderr.endswith("error: `ours/model` cannot be written: no space left on device\n"), done.stderr
+    assert done.stdout.split() == ["small", "small/tokenizers"]
+
+
 # From a folder
 
 
@@ -332,10 +358,7 @@ def test_no_folder_at_all(tmp_path: Path) -> None:
 
 def start(root: Path, *more: str) -> subprocess.Popen[str]:
     description = root / "docs.yaml"
-    description.write_text(
-        "name: docs\nsource: x.parquet\ntokenizer: small\ntokenizer_source: ours/model\n"
-        f"tokenizer_copy: ours/copy\nend_of_document: {END}\n"
-    )
+    description.write_text(DESCRIPTION)
     command = [sys.executable, "-m", "moekit", "data", "tokenizer", str(description), "--shared-root", str(root), *more]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

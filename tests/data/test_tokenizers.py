@@ -105,6 +105,11 @@ def test_what_would_change_texts(tmp_path: Path, change: Callable[[Tokenizer], N
     assert said in refusal(tmp_path, tokenizer.to_str().encode())
 
 
+def test_merges_left_out_at_random(tmp_path: Path, good: dict[str, Any]) -> None:
+    said = refusal(tmp_path, {**good, "model": {**good["model"], "dropout": 0.1}})
+    assert "leaves merges out at random (`dropout`)" in said
+
+
 def test_all_at_once(tmp_path: Path) -> None:
     tokenizer = small_tokenizer(special=())
     tokenizer.enable_truncation(512)
