@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
 from moekit.watch.derive import RMS_LOGSUMEXP, Derived
@@ -17,6 +18,8 @@ from moekit.watch.facts import Facts
 from moekit.watch.metrics import LOSS, Step
 from moekit.watch.smooth import Lowest, Mean
 
+Level = Literal["info", "warn", "error"]
+"""Trackio's."""
 WARM_UP_STEPS = 100
 """From the run's beginning: a fresh router is as uneven as one that is forced to be, and gets better (HB 806)."""
 AFTER_RESUME_STEPS = 10
@@ -24,7 +27,8 @@ AFTER_RESUME_STEPS = 10
 _LOSS_WINDOW, _Z_WINDOW, _SPEED_WINDOW, _AUX_WINDOW = 10, 20, 20, 20
 _UNEVEN_COUNTS = 3
 """MaxVio is high in so many counted iterations in a row."""
-NORM_HIGH, NORM_LOW = "experts/norm_max_over_median", "experts/norm_min_over_median"
+_NORM = "experts/norm_"
+NORM_HIGH, NORM_LOW = f"{_NORM}max_over_median", f"{_NORM}min_over_median"
 """Largest and smallest expert output norm of a layer over the layer's median (A.1), by layer with `_layer_3` behind."""
 
 
@@ -61,7 +65,7 @@ class Alert:
     step: int
     time: float
     """Seconds since the epoch."""
-    level: Literal["info", "warn", "error"]
+    level: Level
     title: str
     text: str
     """Why that matters, and where to look."""
@@ -130,33 +134,35 @@ class Health:
             self._loss_above_best(step, loss)
         for name in self.facts.aux_losses:
             if (value := metrics.get(name)) is not None and math.isfinite(value):
-                self._aux.setdefault(name, Mean(_AUX_WINDOW)).add(step.step, value)
-                self._aux_under_floor(step, name)
+                mean = self._aux.setdefault(name, Mean(_AUX_WINDOW))
+                self._aux_under_floor(step, name, mean.add(step.step, value))
         if (speed := metrics.get("throughput")) is not None:
             self._speed(step, speed)
-        for name, value in metrics.items():
-            if name.startswith((NORM_HIGH, NORM_LOW)) and math.isfinite(value):
-                self._norm(step, name, value)
+        for name in metrics:
+            if name.startswith(_NORM):
+                self._norm(step, name, metrics[name])
 
-    def _judge(self, at: Step | Derived, key: str, level: Literal["info", "warn", "error"], begins: bool, ends: bool,
-               words: tuple[str, str], value: float, threshold: float) -> None:  # fmt: skip
-        """Begin an alert or end it; between the two it stays what it was, so that noise does not repeat it."""
+    def _begins(self, key: str, begins: bool, ends: bool) -> bool:
+        """Whether an alert begins; one that ends is dropped. Between the two limits it stays what it was, so that noise
+        does not repeat it."""
         if key in self.active:
             if ends:
                 del self.active[key]
-        elif begins:
-            alert = Alert(key, at.attempt, at.step, at.time, level, *words, value, threshold)
-            self.active[key] = alert
-            self._new.append(alert)
+            return False
+        return begins
+
+    def _raise(
+        self, at: Step | Derived, key: str, level: Level, title: str, text: str, value: float, threshold: float
+    ) -> None:
+        self.active[key] = alert = Alert(key, at.attempt, at.step, at.time, level, title, text, value, threshold)
+        self._new.append(alert)
 
     def _loss_not_finite(self, step: Step, loss: float) -> None:
         # HB 3558: comes without a sign before it. Part of the loss's alert, so off with it.
-        words = (
-            f"lm loss is {loss}",
-            "`moekit why` says what became of the attempt; a NaN that another GPU gets too is no bad GPU's (3.6)",
-        )
-        wrong = not math.isfinite(loss) and self._limits.loss_above_best > 0
-        self._judge(step, "loss_not_finite", "error", wrong, not wrong, words, loss, math.inf)
+        wrong = not math.isfinite(loss)
+        if self._limits.loss_above_best and self._begins("loss_not_finite", wrong, not wrong):
+            why = "`moekit why` says what became of the attempt; a NaN that another GPU gets too is no bad GPU's (3.6)"
+            self._raise(step, "loss_not_finite", "error", f"lm loss is {loss}", why, loss, math.inf)
 
     def _loss_above_best(self, step: Step, loss: float) -> None:
         # HB 1919. Means of ten steps, and beyond five times their noise: 0.1 is within a small batch's.
@@ -164,112 +170,93 @@ class Health:
             return
         now, best, noise = found
         limit = best + max(self._limits.loss_above_best, 5 * noise)
-        words = (
-            f"lm loss is {now:.3f}, {now - best:.3f} above its best",
-            f"means of {_LOSS_WINDOW} logged steps; see z-loss, gradient norm and MaxVio before it (3.6)",
-        )
-        self._judge(step, "loss_above_best", "warn", now > limit, now < (best + limit) / 2, words, now, limit)
+        if self._begins("loss_above_best", now > limit, now < (best + limit) / 2):
+            title = f"lm loss is {now:.3f}, {now - best:.3f} above its best"
+            why = f"means of {_LOSS_WINDOW} logged steps; see z-loss, gradient norm and MaxVio before it (3.6)"
+            self._raise(step, "loss_above_best", "warn", title, why, now, limit)
 
-    def _aux_under_floor(self, step: Step, name: str) -> None:
+    def _aux_under_floor(self, step: Step, name: str, mean: float | None) -> None:
         # HB 932: even probabilities or even choices make it 1.
-        limit = self.facts.aux_floor - self._limits.aux_under_floor
-        mean = self._aux[name].now
+        floor, key = self.facts.aux_floor, f"{name}_under_floor"
+        limit = floor - self._limits.aux_under_floor
         if not self._limits.aux_under_floor or mean is None or step.step < WARM_UP_STEPS or self.facts.forced:
             return
-        words = (
-            f"{name} is {mean:.3f}, under its floor of {self.facts.aux_floor:.3f}",
-            "experts that are chosen most have the smaller mean probability, so this loss does not even the load (3.3)",
-        )
-        ends = mean > (limit + self.facts.aux_floor) / 2
-        self._judge(step, f"{name}_under_floor", "warn", mean < limit, ends, words, mean, limit)
+        if self._begins(key, mean < limit, mean > (limit + floor) / 2):
+            why = "experts chosen most have the smaller mean probability: this loss does not even the load (3.3)"
+            self._raise(step, key, "warn", f"{name} is {mean:.3f}, under its floor of {floor:.3g}", why, mean, limit)
 
     def _speed(self, step: Step, speed: float) -> None:
         # HB 864: what uneven load costs is the gap to the control with forced even routing.
         self._tflops.append(speed)
-        control = self.facts.control_tflops
-        if not control or not self._limits.tflops_gap or self.facts.forced or len(self._tflops) < _SPEED_WINDOW:
+        control, limit = self.facts.control_tflops, self._limits.tflops_gap
+        if not control or not limit or self.facts.forced or len(self._tflops) < _SPEED_WINDOW:
             return
-        now = sorted(self._tflops)[_SPEED_WINDOW // 2]
+        now = median(self._tflops)
         gap = 1 - now / control
-        words = (
-            f"{now:.1f} TFLOP/s, {gap:.0%} under the control's {control:.1f}",
-            "the busiest expert parallel rank sets the step's time; see MaxVio and rank imbalance (3.3)",
-        )
-        limit = self._limits.tflops_gap
-        self._judge(step, "tflops_gap", "warn", gap > limit, gap < limit * 0.8, words, gap, limit)
+        if self._begins("tflops_gap", gap > limit, gap < limit * 0.8):
+            title = f"{now:.1f} TFLOP/s, {gap:.0%} under the control's {control:.1f}"
+            why = "the busiest expert parallel rank sets the step's time; see MaxVio and rank imbalance (3.3)"
+            self._raise(step, "tflops_gap", "warn", title, why, gap, limit)
 
     def _norm(self, step: Step, name: str, value: float) -> None:
         # HB 1919: one expert running wild, or one that is dead, while the loss is flat.
-        high = name.startswith(NORM_HIGH)
-        baseline = self._norms.setdefault(name, value)
-        baseline = self._norms[name] = min(baseline, value) if high else max(baseline, value)
-        factor = self._limits.expert_norm
-        if not factor or not baseline:
+        factor, high = self._limits.expert_norm, name.startswith(NORM_HIGH)
+        if not factor or not math.isfinite(value) or step.step < WARM_UP_STEPS:
             return
-        limit = baseline * factor if high else baseline / factor
-        which, was = ("largest", "lowest") if high else ("smallest", "highest")
-        where = name.removeprefix(NORM_HIGH if high else NORM_LOW).strip("_").replace("_", " ")
-        words = (
-            f"{where + ': ' if where else ''}{which} expert norm is {value:.3g} times the median",
-            f"{was} so far {baseline:.3g}: {'an expert is running wild' if high else 'an expert is dying'} (3.6)",
-        )
+        was = self._norms.setdefault(name, value)
+        was = self._norms[name] = min(was, value) if high else max(was, value)
+        limit = was * factor if high else was / factor
         begins, ends = (value > limit, value < limit / 2) if high else (value < limit, value > limit * 2)
-        self._judge(step, name, "warn", begins, ends, words, value, limit)
+        if self._begins(name, begins, ends):
+            layer = name.removeprefix(NORM_HIGH if high else NORM_LOW).strip("_").replace("_", " ")
+            which = f"{'largest' if high else 'smallest'} expert norm{' of ' if layer else ''}{layer}"
+            why = f"it was {was:.3g}: {'an expert is running wild' if high else 'an expert is dying'} (3.6)"
+            self._raise(step, name, "warn", f"{which} is {value:.3g} times the median", why, value, limit)
 
     def _socket(self, row: Derived) -> None:
         # HB 3549. On one node nothing goes through it.
-        found = bool(row.hosts) and self.facts.multi_node and self._limits.socket
-        words = (
-            f"NCCL uses TCP sockets on {', '.join(row.hosts)}",
-            "its plug-in for the fabric was not found; `NCCL_DEBUG=INFO` says why, in train.log (2.2, 3.7)",
-        )
-        self._judge(row, "socket", "error", found, not found, words, len(row.hosts), 0)
+        if self._limits.socket and self.facts.multi_node and self._begins("socket", bool(row.hosts), False):
+            title = f"NCCL uses TCP sockets on {', '.join(row.hosts)}"
+            why = "it found no plug-in for the fabric; `NCCL_DEBUG=INFO` says why, in train.log (2.2, 3.7)"
+            self._raise(row, "socket", "error", title, why, len(row.hosts), 0)
 
     def _z_loss(self, row: Derived) -> None:
         # HB 3561: rises before a spike. Where a NaN comes and this was flat, it is something else.
-        rms = row.values.get(RMS_LOGSUMEXP)
-        limit = self._limits.z_loss_rise
-        if rms is None or not limit or (found := self._z.add(row.step, rms)) is None or row.step < WARM_UP_STEPS:
+        rms, rise = row.values.get(RMS_LOGSUMEXP), self._limits.z_loss_rise
+        if rms is None or not rise or (found := self._z.add(row.step, rms)) is None or row.step < WARM_UP_STEPS:
             return
         now, lowest, _ = found
-        words = (
-            f"RMS logsumexp of the router is {now:.2f}, {now - lowest:.2f} above its lowest",
-            f"mean of {_Z_WINDOW} steps; larger logits are rounded more coarsely: fp32 router, z-loss (3.1)",
-        )
-        ends = now < lowest + limit / 2
-        self._judge(row, "z_loss_rise", "warn", now > lowest + limit, ends, words, now, lowest + limit)
+        if self._begins("z_loss_rise", now > lowest + rise, now < lowest + rise / 2):
+            title = f"RMS logsumexp of the router is {now:.2f}, {now - lowest:.2f} above its lowest"
+            why = f"mean of {_Z_WINDOW} steps; larger logits are rounded more coarsely: fp32 router, z-loss (3.1)"
+            self._raise(row, "z_loss_rise", "warn", title, why, now, lowest + rise)
 
     def _router(self, row: Derived) -> None:
-        if "router/max_vio" not in row.values or row.step < WARM_UP_STEPS or self.facts.forced:
-            return
-        self._dead(row)
+        if "router/max_vio" in row.values and row.step >= WARM_UP_STEPS and not self.facts.forced:
+            self._dead(row)
+            self._blind(row)
+
+    def _blind(self, row: Derived) -> None:
         # HB 3542: the loss reads as even when the router's probabilities are flat, whatever the load.
-        scope = "micro batch" if "micro batch" in self.facts.scopes else "global batch"
-        vio = row.values.get("router/max_vio_micro" if scope == "micro batch" else "router/max_vio", 0.0)
         means = [mean for one in self._aux.values() if (mean := one.at(row.step)) is not None]
-        if not means or not self._limits.max_vio or not self._limits.aux_near_floor:
+        limit, near = self._limits.max_vio, self._limits.aux_near_floor
+        if not means or not limit or not near:
             return
-        near = max(means) < self.facts.aux_floor + self._limits.aux_near_floor
-        uneven = near and vio > self._limits.max_vio
-        self._uneven = self._uneven + 1 if uneven else 0
-        words = (
-            f"MaxVio is {vio:.2f} though the balancing loss is {max(means):.3f}",
-            f"{scope}, mean of the layers; flat probabilities read as even, so the loss does not see the load (3.3)",
-        )
-        begins = self._uneven >= _UNEVEN_COUNTS
-        self._judge(
-            row, "aux_blind", "warn", begins, vio < self._limits.max_vio * 0.8, words, vio, self._limits.max_vio
-        )
+        scope = "micro batch" if "micro batch" in self.facts.scopes else "global batch"
+        vio = row.values["router/max_vio_micro" if scope == "micro batch" else "router/max_vio"]
+        over = max(means) - self.facts.aux_floor
+        self._uneven = self._uneven + 1 if over < near and vio > limit else 0
+        if self._begins("aux_blind", self._uneven >= _UNEVEN_COUNTS, over > 1.2 * near or vio < 0.8 * limit):
+            title = f"MaxVio is {vio:.2f} though the balancing loss is {max(means):.3f}"
+            why = f"{scope}, mean of the layers; the loss does not see the load where probabilities are flat (3.3)"
+            self._raise(row, "aux_blind", "warn", title, why, vio, limit)
 
     def _dead(self, row: Derived) -> None:
         # HB 1919: the loss does not show it. HB 3569: under an aux loss, the coefficient is too small.
         limit, longest = self._limits.dead_expert_counts, row.values["router/longest_dead"]
-        if not limit:
-            return
-        long = [one for one in row.dead if one.counts >= limit]
-        names = ", ".join(f"{one.layer.replace('_', ' ')} expert {one.expert}" for one in long[:3])
-        words = (
-            f"dead: {names}{' and others' if len(long) > 3 else ''}",
-            f"no token in {longest:.0f} counted iterations in a row; balance more strongly (3.3)",
-        )
-        self._judge(row, "dead_expert", "warn", longest >= limit, longest < limit, words, longest, limit)
+        if limit and self._begins("dead_expert", longest >= limit, longest < limit):
+            dead = [one for one in row.dead if one.counts >= limit]
+            names = ", ".join(f"{one.layer.replace('_', ' ')} expert {one.expert}" for one in dead[:3])
+            why = f"no token in {longest:.0f} counted iterations in a row; balance more strongly (3.3)"
+            more = " and others" if len(dead) > 3 else ""
+            self._raise(row, "dead_expert", "warn", f"dead: {names}{more}", why, longest, limit)

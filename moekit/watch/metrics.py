@@ -79,7 +79,7 @@ class MetricsReader:
 
 def _record(line: bytes) -> dict[str, Any] | None:
     try:
-        record = json.loads(line)
+        record = json.loads(line.decode())
     except ValueError:  # half a line of a process that was killed, with another's first one behind it
         return None
     return record if isinstance(record, dict) else None
@@ -87,10 +87,11 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The metrics that are numbers, with `NaN` and the infinities as floats again."""
-    values = {
-        name: _NOT_FINITE.get(value, value) if isinstance(value, str) else value for name, value in metrics.items()
+    return {
+        name: number
+        for name, value in metrics.items()
+        if isinstance(number := _NOT_FINITE.get(value) if isinstance(value, str) else value, (float, int))
     }
-    return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
 
 def history(run_dir: Path) -> dict[int, dict[str, float]]:

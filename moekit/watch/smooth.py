@@ -12,19 +12,18 @@ class Mean:
     """The mean of the last values, and what it was at earlier steps."""
 
     def __init__(self, window: int) -> None:
+        self._window = window
         self._last: deque[float] = deque(maxlen=window)
         self._means = Series()
 
-    def add(self, step: int, value: float) -> None:
-        """One more value, logged at `step`."""
+    def add(self, step: int, value: float) -> float | None:
+        """One more value, logged at `step`; the mean, None before the window is full."""
         self._last.append(value)
-        if self.now is not None:
-            self._means.add(step, self.now)
-
-    @property
-    def now(self) -> float | None:
-        """None before the window is full."""
-        return sum(self._last) / len(self._last) if len(self._last) == self._last.maxlen else None
+        if len(self._last) < self._window:
+            return None
+        now = sum(self._last) / self._window
+        self._means.add(step, now)
+        return now
 
     def at(self, step: int) -> float | None:
         """At a step; None where there is none yet."""
@@ -40,6 +39,7 @@ class Lowest:
     """The mean of the last values, the lowest such mean so far, and the noise of such a mean."""
 
     def __init__(self, window: int) -> None:
+        self._window = window
         self._last: deque[float] = deque(maxlen=window)
         self._lowest = Series(256)
         self._variance, self._seen = 0.0, 0
@@ -49,13 +49,13 @@ class Lowest:
         if self._last:
             self._learn((value - self._last[-1]) ** 2 / 2)
         self._last.append(value)
-        if len(self._last) < (self._last.maxlen or 0):
+        if len(self._last) < self._window:
             return None
-        now = sum(self._last) / len(self._last)
+        now = sum(self._last) / self._window
         if self._lowest.last is None or now < self._lowest.last[1]:
             self._lowest.add(step, now)
         assert self._lowest.last
-        return now, self._lowest.last[1], math.sqrt(self._variance / len(self._last))
+        return now, self._lowest.last[1], math.sqrt(self._variance / self._window)
 
     def _learn(self, square: float) -> None:
         """Noise from one value to the next, in which a trend does not count, nor much a single spike."""
