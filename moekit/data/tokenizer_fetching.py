@@ -25,7 +25,7 @@ from moekit.data.tokenizers import TokenizerFacts, read_tokenizer
 from moekit.problems import MoekitError, error, shortened
 
 RECORD = "moekit.json"
-ANOTHER = "move the folder away and run this again, or give the description another `tokenizer`"
+ANOTHER = "move the folder away and run this again, or give the description another name for its `tokenizer`"
 
 
 @dataclass(frozen=True)

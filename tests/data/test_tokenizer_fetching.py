@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from hub import COMMIT, Hub, Repository, running, silent
 from small import END, small_tokenizer
 
+from moekit import share
 from moekit.data import tokenizer_fetching, tokenizer_hub
 from moekit.data.dataset import Dataset
 from moekit.data.tokenizer_fetching import fetch_tokenizer
@@ -390,6 +392,18 @@ def test_killed_on_the_way(hub: Hub, tmp_path: Path) -> None:
     assert " written, from ours/model" in out, err
     assert {path.name for path in (tmp_path / "tokenizers/small").iterdir()} == {*WANTED, "moekit.json"}
     assert [path.name for path in (tmp_path / "tokenizers").iterdir()] == ["small"]
+
+
+def test_what_the_page_shows(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.repositories["meta-llama/Llama-3.2-1B"] = Repository(dict(FILES), gated=True)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    page = (share.PACKAGE.parent / "docs/datasets.md").read_text()
+    (command, shown), *_ = re.findall(
+        r"^\$ moekit (data tokenizer fineweb_edu)\n(.*?)^```", page, re.MULTILINE | re.DOTALL
+    )
+    words = [sys.executable, "-m", "moekit", *command.split(), "--shared-root", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.stderr.replace(hub.address.removeprefix("http://"), "huggingface.co") == shown
 
 
 def test_for_a_script(hub: Hub, tmp_path: Path) -> None:
