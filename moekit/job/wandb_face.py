@@ -175,10 +175,7 @@ class WandbFace(types.ModuleType):
         """Take the scalars of `data` for `step`; what is no number is left out."""
         self._begin(step)
         for name, value in data.items():
-            # The first value of a name stays: Megatron's closing evaluation of the test set uses the validation's name.
-            if name not in self._names and (taken := number(value)) is not None:
-                self._values[name] = taken
-                self._names.add(name)
+            self._take(name, value)
 
     def _begin(self, step: Any) -> None:
         """Let `step` be the one that is collected; None: the one that is."""
@@ -189,6 +186,17 @@ class WandbFace(types.ModuleType):
         if not self._values:
             self._first_time = time.time()
         self._last_call = time.monotonic()
+
+    def _take(self, name: str, value: Any) -> Any:
+        """Take a value, unless the step has one of that name; the number that it is, if it was taken.
+
+        The first value of a name stays: Megatron's closing evaluation of the test set uses the validation's name.
+        """
+        taken = None if name in self._names else number(value)
+        if taken is not None:
+            self._values[name] = taken
+            self._names.add(name)
+        return taken
 
     def _hand_over(self) -> None:
         values, self._values = self._values, {}
@@ -251,10 +259,9 @@ class WandbFace(types.ModuleType):
 
     @guarded
     def _take_scalar(self, tag: str, value: Any, step: Any) -> Any:
-        """Take a scalar on its way to TensorBoard; as a number, if it is one."""
-        taken = number(value)
-        self.log({tag: taken}, step)
-        return taken
+        """Take a scalar on its way to TensorBoard; the number that it is, if it was taken."""
+        self._begin(step)
+        return self._take(tag, value)
 
     def _take_what_tensorboard_gets(self) -> None:
         from torch.utils.tensorboard import SummaryWriter
