@@ -1,6 +1,6 @@
 # make quickstart   train a small MoE on this machine's CPU, from nothing (Linux)
 # make test         every check and test of the project
-# make test-fast    the same without the suites that train or start services
+# make test-fast    the same without the suites that train, start services or take long
 # make bench        the benchmarks
 # make agree        N=10000 random recipes (SEED=1) before our rules and the real Megatron, some ten minutes; goes on where it ended
 # make faults       every fault of docs/faults.md on a real Slurm here (root), about an hour; ONLY=slurmd: those of that word
@@ -34,7 +34,7 @@ test: lint
 	@$(RUN)/python -m pytest -n 2 --dist loadgroup
 
 test-fast: lint
-	@$(RUN)/python -m pytest -m "not train and not slurm"
+	@$(RUN)/python -m pytest -m "not train and not slurm and not long"
 
 lint: $(VENV)/dev.stamp
 	@$(RUN)/ruff format --check . && $(RUN)/ruff check . && $(RUN)/mypy
@@ -44,6 +44,7 @@ bench: $(VENV)/dev.stamp
 	@$(RUN)/python tests/benchmarks/rules.py
 	@$(RUN)/python tests/benchmarks/rehearse.py dense fp8 upcycle
 	@$(RUN)/python tests/benchmarks/runs.py
+	@$(RUN)/python tests/benchmarks/tokenize.py
 
 agree: $(VENV)/dev.stamp
 	@$(RUN)/python tests/differential/agree.py -n $(N) --seed $(SEED) --steps 200 --answers $(VENV)/agree.answers --shrink
