@@ -466,6 +466,7 @@ def manifest(
         print(f"  held out    {sum(one.tokens for one in made.held_out):,} tokens in {len(made.held_out):,} shards")
     if made.empty:
         print(f"  left out    {len(made.empty):,} shards without documents: {shortened(', '.join(made.empty))}")
-    print(f"  written     {folder / 'manifest.json'}\n  next        `data: {{name: {folder.name}}}` in a recipe")
+    said = f"{{name: {folder.name}{', per_split: true' if made.held_out else ''}}}"
+    print(f"  written     {folder / 'manifest.json'}\n  next        `data: {said}` in a recipe")
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
