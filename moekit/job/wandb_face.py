@@ -27,6 +27,7 @@ import sys
 import threading
 import time
 import types
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable
 
@@ -134,12 +135,12 @@ class Run:
 class Config:
     """`wandb.config`: what Megatron adds to its arguments after `init`."""
 
-    def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, write: Callable[[Any], None]) -> None:
         self._write = write
 
     def update(self, values: Any, **_: Any) -> None:
         """Write `values` as a further config line."""
-        self._write(dict(values))
+        self._write(values)
 
 
 class WandbFace(types.ModuleType):
@@ -166,7 +167,7 @@ class WandbFace(types.ModuleType):
         """Open the file and write the config; `dir`, `entity` and everything else are ignored."""
         self.run = Run(project or "", name or "")
         self._open()
-        self._write_config(dict(config or {}))
+        self._write_config(config or {})
         self.flush()
         return self.run
 
@@ -230,7 +231,8 @@ class WandbFace(types.ModuleType):
         """Say that metrics are missing, the first time."""
         if not self._warned:
             self._warned = True
-            print(f"moekit: metrics are no longer complete: {text}", file=sys.stderr, flush=True)
+            with suppress(Exception):  # nobody reads it any more
+                print(f"moekit: metrics are no longer complete: {text}", file=sys.stderr, flush=True)
 
     @guarded
     def _open(self) -> None:
@@ -240,9 +242,9 @@ class WandbFace(types.ModuleType):
             self._take_what_tensorboard_gets()
 
     @guarded
-    def _write_config(self, config: dict[str, Any]) -> None:
+    def _write_config(self, config: Any) -> None:
         # Trackio reserves keys that start with `_`; Megatron has such arguments.
-        values = {str(key).lstrip("_"): plain(value) for key, value in config.items()}
+        values = {str(key).lstrip("_"): plain(value) for key, value in dict(config).items()}
         self._write({"event": "config", "config": values, "time": time.time()})
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -260,6 +262,8 @@ class WandbFace(types.ModuleType):
     @guarded
     def _take_scalar(self, tag: str, value: Any, step: Any) -> Any:
         """Take a scalar on its way to TensorBoard; the number that it is, if it was taken."""
+        if tag.endswith(VS_SAMPLES):
+            return None
         self._begin(step)
         return self._take(tag, value)
 
@@ -270,9 +274,7 @@ class WandbFace(types.ModuleType):
 
         @functools.wraps(add_scalar)
         def add(writer: Any, tag: str, value: Any, global_step: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if not tag.endswith(VS_SAMPLES):
-                taken = self._take_scalar(tag, value, global_step)
-                value = value if taken is None else taken
-            return add_scalar(writer, tag, value, global_step, *args, **kwargs)
+            taken = self._take_scalar(tag, value, global_step)
+            return add_scalar(writer, tag, value if taken is None else taken, global_step, *args, **kwargs)
 
         SummaryWriter.add_scalar = add

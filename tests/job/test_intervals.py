@@ -108,6 +108,27 @@ def test_the_resident_peak_is_that_since_the_last_time() -> None:
     assert intervals.resident_peak()["rss"] < before + 50 * mib
 
 
+def test_a_gpus_peaks_are_those_since_the_last_time(
+    one_rank: tuple[WandbFace, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a GPU's answers in their place: what is asked, and that it starts anew."""
+    face, _ = one_rank
+    peaks = {"max_memory_allocated": 3 << 30, "max_memory_reserved": 4 << 30}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name in peaks:
+        monkeypatch.setattr(torch.cuda, name, lambda name=name: peaks[name])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: peaks.update(dict.fromkeys(peaks, 1 << 29)))
+    for iteration in (2, 4):
+        training.training_log({}, {}, iteration, 0)
+    face.finish()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    found = [[v for k, v in line["metrics"].items() if k.startswith("peak_")] for line in lines if "step" in line]
+    assert found == [[3.0, 0, 4.0, 0], [0.5, 0, 0.5, 0]]
+    assert list(lines[1]["metrics"])[2:] == [
+        *("peak_memory_gib", "peak_memory_rank", "peak_reserved_gib", "peak_reserved_rank"),
+    ]
+
+
 @pytest.fixture
 def one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[WandbFace, Any]:
     """Megatron's own timers, a training log that only counts its calls, and a face that writes."""

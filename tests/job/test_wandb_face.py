@@ -247,6 +247,19 @@ def test_a_failure_warns_once_and_never_raises(tmp_path: Path, capsys: pytest.Ca
     assert warnings[0].startswith(f"moekit: metrics are no longer complete: `{path}`: FileExistsError: ")
 
 
+def test_a_warning_that_nobody_can_read_is_none(face: WandbFace, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    face.log({"x": 1}, "no step")
+    with (path.parent / "closed").open("w") as closed:
+        monkeypatch.setattr(sys, "stderr", closed)
+    face.warn("again")
+    WandbFace(path).warn("of another")
+    face.config.update(["neither keys nor values"])
+    face.log({"x": 1}, 1)
+    face.finish()
+    assert steps(path) == {1: {"x": 1}}
+
+
 def test_a_full_disk_does_not_stop_the_training(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     face = WandbFace(Path("/dev/full"))
     face.init(config={"a": 1})
