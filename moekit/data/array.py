@@ -30,8 +30,6 @@ from moekit.problems import MoekitError, Problem
 
 DEFAULT_ARRAY_TASKS = 1001
 """Slurm's own MaxArraySize (slurm.conf), taken where neither the profile nor Slurm says another."""
-SIGNAL_LEAD_S = 30
-"""Seconds before the time limit at which an element is told to end; what it has finished by then stays."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,6 @@ def _script(dataset: Dataset, array: Array, cluster: Cluster) -> str:
         "time": dataset.time_limit_min or cluster.max_time_min,
         "output": "slurm-%A_%a.log",
         "open-mode": "append",  # a requeued element goes on in the log of its first start
-        "signal": f"B:TERM@{SIGNAL_LEAD_S}",
     }
     header = [f"#SBATCH --{option}={value}" for option, value in options.items() if value is not None]
     return "\n".join(

@@ -64,7 +64,6 @@ def test_an_element_asks_for_what_the_description_says() -> None:
         "#SBATCH --mem=24G",
         "#SBATCH --output=slurm-%A_%a.log",
         "#SBATCH --open-mode=append",
-        "#SBATCH --signal=B:TERM@30",
         "#SBATCH --requeue",
         "exec bash tokenize.sh 0",
     ]
