@@ -90,15 +90,16 @@ class Deriver:
         self._attempts = Attempts()
         self.refused = ""
 
-    def poll(self, limit: int | None = None) -> list[Derived]:
-        """What is new and whole, of about `limit` steps and of as many counts at most."""
-        return self.derive(self._reader.poll(limit), limit)
+    def poll(self) -> list[Derived]:
+        """What is new and whole; of a long run that is long, so whoever has to be small calls `derive` with parts."""
+        return self.derive(self._reader.poll())
 
     def derive(self, steps: Sequence[Step], limit: int | None = None) -> list[Derived]:
         """The same from steps that the caller has read: losses first, then counts, each in the order it was written.
 
         Where an attempt repeats steps, its rows come after the earlier attempt's. An iteration whose counts were given
-        out before they were whole comes again.
+        out before they were whole comes again. With `limit`, as the steps were read with, counts come once no more
+        steps do, and at most about so many.
         """
         logs = [self._log(step) for step in steps if self._attempts.add(step)]
         losses = [losses_of(step) for step in steps]

@@ -165,11 +165,12 @@ class Health:
             self._raise(step, "loss_not_finite", "error", f"lm loss is {loss}", why, loss, math.inf)
 
     def _loss_above_best(self, step: Step, loss: float) -> None:
-        # HB 1919. Means of ten steps, and beyond five times their noise: 0.1 is within a small batch's.
+        # HB 1919. Means of ten steps, and beyond ten times their noise: 0.1 is within a small batch's, and the best of
+        # a million such means lies five times below them all.
         if not self._limits.loss_above_best or (found := self._loss.add(step.step, loss)) is None:
             return
         now, best, noise = found
-        limit = best + max(self._limits.loss_above_best, 5 * noise)
+        limit = best + max(self._limits.loss_above_best, 10 * noise)
         if self._begins("loss_above_best", now > limit, now < (best + limit) / 2):
             title = f"lm loss is {now:.3f}, {now - best:.3f} above its best"
             why = f"means of {_LOSS_WINDOW} logged steps; see z-loss, gradient norm and MaxVio before it (3.6)"
