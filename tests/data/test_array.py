@@ -9,6 +9,7 @@ import json
 import random
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -338,3 +339,27 @@ def test_each_shards_state(tmp_path: Path) -> None:
 
 def test_nothing_is_in_the_way_once_all_has_ended() -> None:
     assert still_there([Submitted(Path(), "7", Array(0, (4,)), {4: Job("7_4", "FAILED")}, False)], "some") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--dry-run"], "`--dry-run` shows what would be submitted"),
+        (["--on", "slurm", "--limit", "5"], "`--limit` makes a sample, which takes no Slurm"),
+        (["--on", "slurm", "--workers", "5"], "`--workers 5` is for this machine"),
+        (["--on", "slurm"], "profile `aws-p5` names no partition of CPU nodes"),
+    ],
+)
+def test_options_that_do_not_go_together(words: list[str], said: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "moekit", "data", "tokenize", "fineweb_edu", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert said in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_status_of_what_was_never_tokenized(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "moekit", "data", "status", "fineweb_edu"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "nothing was tokenized here\n    hint: `moekit data tokenize fineweb_edu` does it\n" in done.stderr
