@@ -21,7 +21,7 @@ _LEVEL_STYLES = {"info": "cyan", "warn": "yellow", "error": "bold red"}
 _SCOPE = {
     ("micro batch",): "balanced per micro batch",
     ("global batch",): "balanced per global batch",
-    ("micro batch", "global batch"): "balanced per global batch, read in both scopes",
+    ("micro batch", "global batch"): "balanced per global batch, read in both",
     ("sequence",): "balanced per sequence, which these counts cannot show",
 }
 
@@ -34,7 +34,10 @@ def render_live(picture: Picture, width: int, height: int) -> Text:
     alerts = _alerts(picture, max(3, height - 21))
     used = len(head) + len(body) + len(notes) + len(alerts) + 4
     charts = _charts(picture, width, max(3, min(height - used, height // 2)))
-    rows = [*head, *charts, *body, *notes, *alerts]
+    rows = [
+        row if not CONTROL.search(row.plain) else Text(CONTROL.sub("?", row.plain))
+        for row in [*head, *charts, *body, *notes, *alerts]
+    ]
     for row in rows:
         row.rstrip()
         row.truncate(width, overflow="ellipsis")
@@ -64,8 +67,8 @@ def alert_line(attempt: int, step: int, time: float, level: str, title: str, tex
 
 def _title(picture: Picture) -> Iterator[Text]:
     row = Text("  ")
-    row.append(CONTROL.sub("?", picture.name), "bold")
-    row.append(f"  {CONTROL.sub('?', picture.state)}")
+    row.append(picture.name, "bold")
+    row.append(f"  {picture.state}")
     yield row
     if not picture.attempt:
         yield Text("  no metrics yet", "dim")
@@ -179,14 +182,12 @@ def _router(picture: Picture, width: int) -> Iterator[Text]:
 def _router_values(latest: dict[str, float], both: bool, scope: str) -> Iterator[tuple[str, str]]:
     micro, whole = latest.get("router/max_vio_micro"), latest.get("router/max_vio")
     if both and micro is not None and whole is not None:
-        yield "MaxVio", f"{micro:.2f} micro batch, {whole:.2f} global"
-        yield "gap", f"{micro - whole:.2f}"
+        yield "MaxVio", f"{micro:.2f} micro, {whole:.2f} global, gap {micro - whole:.2f}"
     else:
         yield f"MaxVio, {scope}", f"{(micro if scope == 'micro batch' else whole) or 0.0:.2f}"
-    if "router/busiest_rank" in latest:
-        yield "busiest rank", f"{latest['router/busiest_rank']:.0f}"
-        yield "imbalance", f"{latest['router/rank_imbalance']:.2f}"
     yield "dead experts", f"{latest.get('router/dead_experts', 0):.0f}"
+    if "router/busiest_rank" in latest:
+        yield f"rank {latest['router/busiest_rank']:.0f}", f"{latest['router/rank_imbalance']:.2f} of mean"
 
 
 def _strip(layers: Sequence[LayerLoad], scope: str, width: int) -> Text:
@@ -227,8 +228,8 @@ def _alerts(picture: Picture, most: int) -> list[Text]:
     for alert in [*reversed(last.values()), *reversed(ended)][:most]:
         over = last.get(alert.key) is not alert
         row = Text(f"  {_clock(alert.time)} step {alert.step:,} ", "dim")
-        row.append(CONTROL.sub("?", alert.title), "dim" if over else _LEVEL_STYLES[alert.level])
-        row.append(" (over)" if over else f"; {CONTROL.sub('?', alert.text)}", "dim")
+        row.append(alert.title, "dim" if over else _LEVEL_STYLES[alert.level])
+        row.append(" (over)" if over else f"; {alert.text}", "dim")
         rows.append(row)
     return rows
 
