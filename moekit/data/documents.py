@@ -108,7 +108,6 @@ def _check_columns(schema: Any, columns: list[str], path: str) -> None:
 
 def _jsonl_rows(file: InputFile, plan: Plan, tally: Tally) -> Iterator[tuple[str | None, str]]:
     import orjson
-    import pyarrow
 
     with_text, keys = False, ""
     try:
@@ -127,7 +126,7 @@ def _jsonl_rows(file: InputFile, plan: Plan, tally: Tally) -> Iterator[tuple[str
                 keys = keys or ", ".join(f"`{key}`" for key in row)
                 tally.share = packed.tell() / max(file.size_bytes, 1)
                 yield text, "" if plan.keep_fraction is None else _identity(row.get(plan.id_key), plan, where)
-    except (OSError, EOFError, zlib.error, LZMAError, pyarrow.ArrowException) as reason:
+    except (OSError, EOFError, zlib.error, LZMAError, ValueError) as reason:
         raise _unreadable(file.path, reason) from None
     if tally.rows and not with_text:
         what = f"no line has the key `{plan.text_key}`; the first has {shortened(keys) or 'none at all'}"

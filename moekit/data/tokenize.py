@@ -1,30 +1,18 @@
-"""Text to token files with datatrove's MegatronDocumentTokenizer, which writes what Megatron reads.
-
-The two steps, reader and tokenizer, are run here and not by one of datatrove's executors: an executor keeps a helper
-process that outlives a killed run, and takes a folder it has once worked in for finished whatever is asked of it later.
-"""
+"""One file of JSON lines to a pair of token files, in this process: how the quickstart's data are made."""
 
 from __future__ import annotations
 
-import gc
-import os
-import sys
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from moekit.problems import error
-
-BATCH_DOCUMENTS = 32
-"""Documents tokenized at a time; the tokenizer needs about 140 bytes of memory for each byte of their text."""
+from moekit.data.plan import InputFile, Plan
+from moekit.data.sources import missing_package
 
 
 def tokenize(source: Path, tokenizer_file: Path, end_of_document: str, folder: Path, name: str) -> Path:
-    """Write `<folder>/<name>_00000_tokens.bin` and `.idx`, and what datatrove has to say to `<folder>/tokenize.log`.
+    """Write `<folder>/<name>_00000_tokens.bin` and `.idx`, and check both; what was read goes to `tokenize.log` there.
 
     Args:
-        source: JSON lines with `id` and `text`, plain or compressed.
+        source: JSON lines with `text`, plain or packed.
         tokenizer_file: a `tokenizer.json`.
         end_of_document: the token put after each document. The same letters within a text are tokenized as text.
         folder: an existing folder.
@@ -34,69 +22,36 @@ def tokenize(source: Path, tokenizer_file: Path, end_of_document: str, folder: P
         The prefix: the path of both files without `.bin` and `.idx`.
 
     Raises:
-        MoekitError: datatrove or what it needs is not installed.
+        MoekitError: datatrove or what it needs is not installed, or the source cannot be read.
         OSError: a file cannot be written.
     """
     try:
-        import orjson  # noqa: F401  (datatrove's reader asks for it only when it runs)
-        from datatrove.pipeline.readers import JsonlReader
-        from datatrove.pipeline.tokens.megatron_tokenizer import MegatronDocumentTokenizer
+        import orjson  # noqa: F401  (asked for only when the text is read)
+
+        from moekit.data.part_making import load_encoder, logged_to, make_part, one_thread
     except ImportError as missing:
-        package = str(missing.name).split(".")[0]
-        raise error(f"preparing data needs `{package}`", "run `pip install 'moekit[data]'`") from None
+        raise missing_package(str(missing.name).split(".")[0]) from None
 
-    reader = JsonlReader(str(source.parent), glob_pattern=source.name)
-    writer = MegatronDocumentTokenizer(
-        str(folder),
-        save_filename=name,
-        tokenizer_name_or_path=str(tokenizer_file),
-        eos_token=end_of_document,
-        batch_size=BATCH_DOCUMENTS,
-    )
-    writer.tokenizer.encode_special_tokens = True
-    with _log_to(folder / "tokenize.log"), _one_thread():
-        try:
-            writer.run(reader.run(rank=0, world_size=1), rank=0, world_size=1)
-        except OSError as failure:
-            _drop_files(failure)
-            raise
-    return folder / f"{name}_00000_tokens"
-
-
-def _drop_files(failure: OSError) -> None:
-    """Let go of what datatrove still has open: on a full disk its closing fails again, and Python 3.13 says so."""
-    before, sys.unraisablehook = sys.unraisablehook, lambda _: None
-    try:
-        traceback.clear_frames(failure.__traceback__)
-        gc.collect()
-    finally:
-        sys.unraisablehook = before
-
-
-@contextmanager
-def _log_to(file: Path) -> Iterator[None]:
-    """Send datatrove's messages to a file; importing it has made them go to the terminal."""
-    from loguru import logger
-
-    logger.remove()
-    # catch=False: a full disk is reported by us, once, and not by the logger on the terminal.
-    sink = logger.add(file, format="{time:YYYY-MM-DD HH:mm:ss} {level} {message}", catch=False)
-    try:
-        yield
-    finally:
-        logger.remove(sink)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Keep the tokenizer from starting a thread on every core of what may be a shared login node."""
-    name = "TOKENIZERS_PARALLELISM"
-    before = os.environ.get(name)
-    os.environ[name] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+    prefix, stat = folder / f"{name}_00000_tokens", source.stat()
+    file = InputFile(str(source), stat.st_size, str(stat.st_mtime_ns))
+    with logged_to(folder / "tokenize.log"), one_thread():
+        encoder = load_encoder(tokenizer_file, end_of_document)
+        plan = Plan(
+            name=name,
+            format="jsonl",
+            text_key="text",
+            id_key="id",
+            files=(file,),
+            tokenizer=name,
+            tokenizer_sha256="",
+            vocab_size=encoder.tokenizer.get_vocab_size(),
+            end_of_document=end_of_document,
+            end_of_document_id=encoder.tokenizer.token_to_id(end_of_document),
+            keep_fraction=None,
+            tasks=1,
+            max_document_mib=4,
+            limit=None,
+            versions={},
+        )
+        make_part(plan, file, encoder, prefix, lambda step: None)
+    return prefix

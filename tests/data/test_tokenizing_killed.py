@@ -80,7 +80,7 @@ def test_a_worker_that_is_killed_is_told_with_its_file_and_the_others_end(tmp_pa
 @pytest.mark.long
 def test_at_fifty_moments(tmp_path: Path):
     """Parent or worker, in runs that go on where the killed one was; each finished set is compared."""
-    description, root = prepared(tmp_path, files=6, documents=40)
+    description, root = prepared(tmp_path, files=6, documents=600)
     folder = root / "data" / "some"
     start = time.monotonic()
     assert moekit(description, root, "--workers", "2").returncode == 0
@@ -94,7 +94,7 @@ def test_at_fifty_moments(tmp_path: Path):
             command(description, root, "--workers", "2"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
         try:
-            running.wait(choice.uniform(0.05, 0.95) * longest_s)
+            running.wait(choice.uniform(0.2, 1.3) * longest_s)
         except subprocess.TimeoutExpired:
             workers = children(running.pid)
             victim = choice.choice([running.pid, *workers])
