@@ -15,13 +15,14 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from moekit.data import python_docs, shards
 from moekit.data.folders import locked, make_folder
+from moekit.data.manifest import Listed, Manifest
 from moekit.data.tokenize import tokenize
 from moekit.problems import MoekitError, Problem, error
 
@@ -139,18 +140,48 @@ def _fill_data(temporary: Path, folder: Path, progress: Progress) -> None:
         raise RuntimeError(
             f"{shard.documents} of {expected} documents were tokenized; see {temporary / 'tokenize.log'}"
         )
-    manifest = {
-        "name": NAME,
-        "documents": shard.documents,
-        "tokens": shard.tokens,
-        "vocabulary": python_docs.VOCABULARY,
-        "end_of_document": python_docs.END_OF_DOCUMENT,
-        "made_from": _origin(),
-        "made_with": {package: version(package) for package in ("datatrove", "tokenizers")},
-        "bytes": {file.name: file.stat().st_size for file in (shards.bin_path(made), shards.idx_path(made))},
-    }
+    manifest = {**asdict(_manifest(made, shard)), **_made_of(made)}
     (temporary / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
     (temporary / "data-args.txt").write_text(f"{_prefix(folder)}\n", "utf-8")
+
+
+def _manifest(made: Path, shard: shards.Shard) -> Manifest:
+    """As `moekit data manifest` writes it, of one shard."""
+    bin_sha256, idx_sha256 = (
+        hashlib.sha256(end(made).read_bytes()).hexdigest() for end in (shards.bin_path, shards.idx_path)
+    )
+    listed = Listed(
+        made.name,
+        documents=shard.documents,
+        tokens=shard.tokens,
+        bin_bytes=shards.bin_path(made).stat().st_size,
+        idx_bytes=shards.idx_path(made).stat().st_size,
+        bin_sha256=bin_sha256,
+        idx_sha256=idx_sha256,
+        weight=shard.tokens,
+    )
+    return Manifest(
+        name=NAME,
+        fingerprint=hashlib.sha256(json.dumps(_origin(), sort_keys=True).encode()).hexdigest(),
+        tokenizer=NAME,
+        tokenizer_sha256=_origin()["tokenizer.json"],
+        vocab_size=python_docs.VOCABULARY,
+        end_of_document=python_docs.END_OF_DOCUMENT,
+        end_of_document_id=0,
+        documents=shard.documents,
+        tokens=shard.tokens,
+        shards=(listed,),
+        held_out=(),
+        empty=(),
+        parts=(),
+        versions={package: version(package) for package in ("datatrove", "tokenizers")},
+    )
+
+
+def _made_of(made: Path) -> dict[str, Any]:
+    """What tells the data of this moekit from another's."""
+    sizes = {file.name: file.stat().st_size for file in (shards.bin_path(made), shards.idx_path(made))}
+    return {"vocabulary": python_docs.VOCABULARY, "made_from": _origin(), "bytes": sizes}
 
 
 def _data_present(folder: Path) -> bool:

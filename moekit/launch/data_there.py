@@ -10,6 +10,7 @@ from pathlib import Path
 from moekit.data.manifest import Listed, Manifest, lists_not_as_said, not_as_listed, read_manifest
 from moekit.data.plan import DataFolder
 from moekit.data.shards import bin_path, idx_path, split_documents
+from moekit.launch import hash_table_there
 from moekit.launch.rundir import data_dir, tokenizer_dir, weights_and_shards
 from moekit.problems import MoekitError, Problem
 from moekit.recipe.load import Loaded
@@ -37,6 +38,7 @@ def problems(loaded: Loaded, shared_root: Path) -> Iterator[Problem]:
         what = f"there is no tokenizer `{tokenizer}`: {folder}"
         hint = "put its files there, or `moekit data tokenizer DATASET` fetches that of a data set"
         yield Problem(loaded.source.where("data.tokenizer"), what, hint)
+    yield from hash_table_there.problems(loaded, shared_root)
 
 
 def said_of_epochs(loaded: Loaded, shared_root: Path) -> str | None:
@@ -45,8 +47,12 @@ def said_of_epochs(loaded: Loaded, shared_root: Path) -> str | None:
     if not found:
         return None
     tokens = trained_tokens(loaded) or 0
-    each = ", ".join(f"{number:.2g} epochs of `{name}`" for name, number in found.items())
-    return f"{tokens / 1e9:,.3g} billion tokens of training are {each}"
+    each = ", ".join(f"{_epochs(number)} of `{name}`" for name, number in found.items())
+    size, unit = next(
+        ((size, unit) for size, unit in ((1e9, " billion"), (1e6, " million")) if tokens >= size), (1, "")
+    )
+    shown = f"{tokens / size:,.3g}{unit}" if unit else f"{tokens:,}"
+    return f"{shown} tokens of training are {each}"
 
 
 def epochs(loaded: Loaded, shared_root: Path) -> dict[str, float]:
@@ -67,6 +73,10 @@ def epochs(loaded: Loaded, shared_root: Path) -> dict[str, float]:
     if manifest.parts:
         return {part.name: tokens * part.weight / part.tokens / share for part in manifest.parts}
     return {data.name: tokens / manifest.tokens / share}
+
+
+def _epochs(number: float) -> str:
+    return f"{number:,.0f} epochs" if number >= 100 else f"{number:.2g} epochs"
 
 
 def trained_tokens(loaded: Loaded) -> int | None:
@@ -180,12 +190,12 @@ def _often(loaded: Loaded, shared_root: Path, place: str) -> Iterator[Problem]:
         several = len(data.shards or ()) > 1 and not weights_and_shards(data.shards or ())[0]
         if number > 1 and several and data.dataloader_type != "cyclic":
             what = (
-                f"training reads the {len(data.shards or ())} shards of `data.shards` {number:.2g} times, and Megatron"
+                f"training reads the {len(data.shards or ())} shards of `data.shards` {number:,.1f} times, and Megatron"
             )
             hint = "put a weight before each; or unset it with `null`: the list of the manifest has weights"
             yield Problem(place, f"{what} reads shards without weights once", hint)
         elif number > MANY_EPOCHS:
-            what = f"training reads `{name}` {number:,.2g} times; from {MANY_EPOCHS} epochs on, more teach ever less"
+            what = f"training reads `{name}` {number:,.1f} times; from {MANY_EPOCHS} epochs on, more teach ever less"
             yield Problem(place, what, "train on more text, or for fewer steps", "warning")
 
 
