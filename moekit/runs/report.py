@@ -25,8 +25,8 @@ _BROKE = ("failed", "out_of_memory", "node_fail", "boot_fail", "launch_failed")
 _COLUMNS = ("RUN", "STATE", "JOB", "STEP", "CHECKPOINT", "WHEN")
 
 
-def say_submitted(submitted: Submitted, profile: str | None, as_json: bool) -> None:
-    """Print a launch's last words."""
+def say_submitted(submitted: Submitted, profile: str | None, as_json: bool, data: Sequence[str] = ()) -> None:
+    """Print a launch's last words; `data` are sentences on how often it reads its data."""
     print_problems(submitted.warnings)
     if as_json:
         print(json.dumps(submitted.as_json(), indent=1))
@@ -35,12 +35,17 @@ def say_submitted(submitted: Submitted, profile: str | None, as_json: bool) -> N
     print(f"{name}: {_submitted(submitted)}")
     if submitted.exclude:
         print(f"  excluded    {', '.join(submitted.exclude)}")
+    for sentence in data:
+        print(f"  data        {sentence}")
     print(f"  directory   {submitted.run.path}")
+    print(f"  metrics     moekit track {name}{with_profile(profile)}")
     print(f"  next        moekit logs -f {name}{with_profile(profile)}")
 
 
-def say_several(launched: Sequence[Launched], profile: str | None, as_json: bool) -> None:
-    """Print the last words of a launch of several runs: a line for each."""
+def say_several(
+    launched: Sequence[Launched], profile: str | None, as_json: bool, data: Sequence[str] = ()
+) -> None:
+    """Print the last words of a launch of several runs: a line for each, and `data` as for one."""
     for one in launched:
         print_problems(one.submitted.warnings if one.submitted else ())
     if as_json:
@@ -49,7 +54,10 @@ def say_several(launched: Sequence[Launched], profile: str | None, as_json: bool
     width = max(len(one.run.path.name) for one in launched)
     for one in launched:
         print(f"{one.run.path.name:{width}}  {_what_became(one)}")
+    for sentence in data:
+        print(f"  data        {sentence}")
     print(f"  directory   {launched[0].run.path.parent}")
+    print(f"  metrics     moekit track --all{with_profile(profile)}")
     print(f"  next        moekit status{with_profile(profile)}")
 
 

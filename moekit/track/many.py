@@ -22,7 +22,7 @@ from moekit.track.space import SpaceCopy
 from moekit.track.storage import Storage
 
 ASKED_EVERY_S = 60.0
-"""Slurm is asked no more often than that, in one call for all runs."""
+"""Slurm is asked no more often than that, in one call for all runs; of runs of this machine, files say all."""
 
 
 @dataclass
@@ -51,19 +51,21 @@ class Tracker:
     space: SpaceCopy | None = None
     _followed: dict[Path, _Followed] = field(default_factory=dict)
     _done: set[Path] = field(default_factory=set)
+    _held: set[Path] = field(default_factory=set)
     _said: set[str] = field(default_factory=set)
+    _slurm: bool = True
 
     def follow(self, once: bool = False) -> bool:
-        """Follow until no run waits or runs, and all of their metrics are sent; whether they are.
+        """Follow until no run waits or runs, and all of their metrics are sent.
 
-        With `once`, what is there now is sent, and that is all.
+        With `once`, what is there now is sent, and that is all. False where that failed, or others follow all of them.
 
         Raises:
             MoekitError: a run's directory cannot be written.
         """
         asked = float("-inf")
         while True:
-            if time.monotonic() > asked + ASKED_EVERY_S:
+            if not self._slurm or time.monotonic() > asked + ASKED_EVERY_S:
                 self._look()
                 asked = time.monotonic()
             self._send()
@@ -85,6 +87,7 @@ class Tracker:
         seen, problems = look([run for run in self.runs() if run.path not in self._done])
         for problem in problems:
             self._say_once(f"{problem.what}; runs are followed all the same")
+        self._slurm = any(not one.files.local for one in seen)
         for one in seen:
             followed = self._followed.get(one.files.run.path) or self._take_up(one)
             if followed is not None:
@@ -100,6 +103,7 @@ class Tracker:
             raise error(f"`{run.path}` cannot be written: {why}", "who launched a run tracks it") from None
         if holder:
             self._say_once(f"{run.path.name}: followed already, by {holder}")
+            self._held.add(run.path)
             return None
         feed = Feed(run.path, self.storage)
         if feed.is_complete and not seen.state.active:
@@ -143,6 +147,7 @@ class Tracker:
 
     def _end(self) -> bool:
         whole = not any(one.failure for one in self._followed.values())
+        whole = whole and not (self._held and not self._paths())
         if self.space is not None:
             self.say(self.space.last(self._paths()))
         self.close()

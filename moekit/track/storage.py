@@ -89,6 +89,7 @@ class Storage:
     def forget(self, run_id: str, attempt: int, from_step: int) -> None:
         """Delete what earlier attempts logged from a step on: this one trains it again. Nothing, where rows wait."""
         if self.in_sqlite and self._database.exists():
+            self._sqlite.init_db(self.project)  # a process killed while it made the database leaves one without tables
             self._forget([(run_id, from_step, row_id(run_id, 0), row_id(run_id, attempt))])
 
     def settle(self) -> None:
@@ -98,6 +99,7 @@ class Storage:
         """
         self._fragments.import_inbox_dir()
         if self._database.exists():
+            self._sqlite.init_db(self.project)
             with self._connection() as connection:
                 begun = list(_attempts(connection))
             self._forget([(run, step, row_id(run, 0), row_id(run, attempt)) for run, attempt, step in begun])
