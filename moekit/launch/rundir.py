@@ -183,6 +183,13 @@ def tokenizer_dir(shared_root: str | Path, name: str) -> Path:
     return Path(shared_root, "tokenizers", name)
 
 
+def hash_table_file(shared_root: str | Path, recipe: Recipe) -> Path | None:
+    """Where the table of a recipe's hash layers lies (moekit/data/hash_table_files.py); None where it names none."""
+    if not recipe.moe.hash_table or not recipe.data.name:
+        return None
+    return data_dir(shared_root, recipe.data.name) / "hash_tables" / f"{recipe.moe.hash_table}.npy"
+
+
 def owned_arguments(recipe: Recipe, name: str, shared_root: str | Path, resume: bool) -> list[Argument]:
     """The arguments whose values the launch decides: its paths, and the run's name for the tracker.
 
@@ -299,7 +306,9 @@ def run_files(loaded: Loaded, name: str, shared_root: str | Path, cluster: str |
 
 def job_variables(recipe: Recipe) -> dict[str, str | None]:
     """What the files of `job/` do beside Megatron's options, as the variables they read (`job/entry.py`)."""
+    table = hash_table_file(Path("../.."), recipe)  # a run's own paths are relative to it
     said = {
+        "MOEKIT_HASH_TABLE": table,
         "MOEKIT_ROUTING_TRACE_LAST_ITERS": recipe.monitor.routing_trace_last_iters,
         "MOEKIT_KEEP_LAST": recipe.checkpoint.keep_last,
         "MOEKIT_KEEP_EVERY": recipe.checkpoint.keep_every,

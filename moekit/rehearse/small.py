@@ -218,7 +218,7 @@ _PROFILED = {"profile.step_start": 1, "profile.step_end": 2}
 def _mock() -> dict[str, Any]:
     """Made-up tokens."""
     return {
-        **dict.fromkeys(("data.name", "data.shards", "data.per_split", "data.tokenizer")),
+        **dict.fromkeys(("data.name", "data.shards", "data.per_split", "data.tokenizer", "moe.hash_table")),
         "data.mock_data": True,
         "data.tokenizer_type": "NullTokenizer",
         "data.vocab_size": VOCABULARY,

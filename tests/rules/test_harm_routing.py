@@ -113,3 +113,42 @@ def test_forced_routing_does_not_look_at_the_router(forced: str, here: Path) -> 
     )
     assert free[0][0] != noisy[0][0]
     assert random[0][0] == noisy_random[0][0]
+
+
+def test_a_table_of_no_data_set_is_not_looked_for() -> None:
+    """The job gets no variable, and hash layers keep the placeholder without a word."""
+    from moekit.launch.rundir import job_variables
+    from moekit.recipe.load import load
+
+    recipe = load("first_moe").recipe
+    recipe.moe.num_hash_layers, recipe.moe.hash_table = 3, "greedy"
+    assert job_variables(recipe)["MOEKIT_HASH_TABLE"]
+    recipe.data.name = None
+    assert job_variables(recipe)["MOEKIT_HASH_TABLE"] is None
+
+
+def test_a_path_leads_a_table_out_of_its_data_set(tmp_path: Path) -> None:
+    from moekit.launch.rundir import hash_table_file
+    from moekit.recipe.load import load
+
+    recipe = load("first_moe").recipe
+    tables = hash_table_file(tmp_path, recipe)
+    assert tables is None
+    for name, inside in (("greedy", True), ("../greedy", False)):
+        recipe.moe.hash_table = name
+        file = hash_table_file(tmp_path, recipe)
+        assert file is not None
+        assert (file.resolve().parent.name == "hash_tables") == inside
+
+
+def test_a_table_reaches_no_layer_that_is_none_of_hash() -> None:
+    """A router that is learned keeps its own choice: the table that was asked for says nothing."""
+    from types import SimpleNamespace
+
+    import numpy as np
+
+    from moekit.job.hash_table import fill
+
+    router = SimpleNamespace(tid2eid=None, is_hash_layer=False, layer_number=1)
+    fill(router, np.zeros((1, 4, 2), np.int32))
+    assert router.tid2eid is None

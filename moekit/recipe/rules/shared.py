@@ -1,9 +1,11 @@
-"""Rules on what stands beside the routed experts: a shared one, hash layers."""
+"""Rules on what stands beside the routed experts: a shared one, hash layers and their table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from moekit.problems import shortened
+from moekit.recipe.names import RUN_NAME
 from moekit.recipe.rules.violation import Rule, Target, Violation, below
 from moekit.recipe.schema import Recipe
 
@@ -142,11 +144,58 @@ def hash_layers_have_a_table(recipe: Recipe, target: Target) -> Iterator[Violati
     Megatron, never: it fills a placeholder in, in turns (handbook 3.2).
     """
     layers = recipe.moe.num_hash_layers
-    if recipe.moe.num_experts and layers and not recipe.checkpoint.from_run:
+    if recipe.moe.num_experts and layers and not recipe.checkpoint.from_run and not recipe.moe.hash_table:
         yield Violation(
-            ("moe.num_hash_layers", "checkpoint.from_run"),
+            ("moe.num_hash_layers", "moe.hash_table"),
             f"{layers} hash layers begin without a table of token ids: Megatron's placeholder sends them in turns",
-            "begin from a checkpoint that has one, by `checkpoint.from_run`, or leave hash layers out",
+            "`moekit data hash-table` makes one, for `moe.hash_table`; or begin from a checkpoint that has one",
+            "warning",
+        )
+
+
+def a_hash_table_is_for_hash_layers(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """Only hash layers read a table.
+
+    Megatron, never: a job refuses a table that has no place (moekit/job/hash_table.py).
+    """
+    if recipe.moe.hash_table and not recipe.moe.num_hash_layers:
+        yield Violation(
+            ("moe.hash_table", "moe.num_hash_layers"),
+            "`moe.hash_table` does nothing without `moe.num_hash_layers`",
+            "say how many of the first layers are hash layers, or unset it with `null`",
+        )
+
+
+def a_hash_table_lies_with_its_data(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """A table is of a data set, whose tokens it was balanced by, and is named in it.
+
+    Megatron, never: the launch finds no file (moekit/launch/rundir.py).
+    """
+    table = recipe.moe.hash_table
+    if table is not None and not recipe.data.name:
+        yield Violation(
+            ("moe.hash_table", "data.name"),
+            "`moe.hash_table` needs `data.name`: a table lies with the data whose tokens were counted",
+            "name the data set, or unset it with `null`",
+        )
+    elif table is not None and not RUN_NAME.fullmatch(table):
+        yield Violation(
+            ("moe.hash_table",),
+            f"no table can be named `{shortened(table)}`",
+            "`moe.hash_table` is the name that `moekit data hash-table` says",
+        )
+
+
+def a_checkpoint_brings_its_hash_table(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """A table is part of a checkpoint, and its experts were trained with it. A warning: it is the right one.
+
+    Megatron, never: what it loads comes after what a model began with (megatron/training/training.py:2105).
+    """
+    if recipe.moe.hash_table and recipe.checkpoint.from_run and not recipe.moe.use_upcycling:
+        yield Violation(
+            ("moe.hash_table", "checkpoint.from_run"),
+            f"`moe.hash_table` is not used: the checkpoint of `{shortened(recipe.checkpoint.from_run)}` has its own",
+            "unset it with `null`",
             "warning",
         )
 
@@ -161,4 +210,7 @@ RULES: tuple[Rule, ...] = (
     a_fused_shared_expert_is_interleaved,
     a_fused_shared_expert_is_in_a_narrow_format,
     hash_layers_have_a_table,
+    a_hash_table_is_for_hash_layers,
+    a_hash_table_lies_with_its_data,
+    a_checkpoint_brings_its_hash_table,
 )

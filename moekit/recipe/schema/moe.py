@@ -69,6 +69,9 @@ class Moe(Section):
     """Normalizes latent expert output before it is projected up."""
     num_hash_layers: Annotated[int | None, Flag("--moe-num-hash-layers", "3.2"), AtLeast(0)] = None
     """The first so many MoE layers choose experts by a table of token ids (DeepSeek-V4)."""
+    hash_table: str | None = None
+    """The table of hash layers, of those that `moekit data hash-table` made for `data.name`, by its name. Null: that of
+    the checkpoint the run begins from, else Megatron's placeholder, which sends ids in turns."""
     shortcut_connection: Annotated[bool | None, Flag("--moe-shortcut-connection", "3.5")] = None
     """The MoE reads what the attention before it read (ScMoE); needs the hybrid stack."""
     shortcut_parallel: Annotated[bool | None, Flag("--moe-shortcut-parallel", "3.5")] = None
