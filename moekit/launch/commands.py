@@ -127,14 +127,12 @@ def _submit(
     from moekit.runs.report import say_several, say_submitted
 
     launched, problems = launch_several(loaded, cluster, links, index_first)
-    said = [said_of_epochs(one, Path(cluster.shared_root)) for one in loaded]
-    for sentence in dict.fromkeys(filter(None, said)):
-        print(sentence, file=sys.stderr)
+    data = [*dict.fromkeys(filter(None, (said_of_epochs(one, Path(cluster.shared_root)) for one in loaded)))]
     refused = any(problem.level == "error" for problem in problems)
     if len(loaded) > 1 or loaded[0].variant is not None:
-        say_several(launched, profile, as_json)
+        say_several(launched, profile, as_json, data)
     elif submitted := launched[0].submitted:
-        say_submitted(submitted, profile, as_json)
+        say_submitted(submitted, profile, as_json, data)
     print_problems(problems)
     if refused:
         raise typer.Exit(1)

@@ -38,13 +38,10 @@ def say_submitted(submitted: Submitted, profile: str | None, as_json: bool, data
     for sentence in data:
         print(f"  data        {sentence}")
     print(f"  directory   {submitted.run.path}")
-    print(f"  metrics     moekit track {name}{with_profile(profile)}")
     print(f"  next        moekit logs -f {name}{with_profile(profile)}")
 
 
-def say_several(
-    launched: Sequence[Launched], profile: str | None, as_json: bool, data: Sequence[str] = ()
-) -> None:
+def say_several(launched: Sequence[Launched], profile: str | None, as_json: bool, data: Sequence[str] = ()) -> None:
     """Print the last words of a launch of several runs: a line for each, and `data` as for one."""
     for one in launched:
         print_problems(one.submitted.warnings if one.submitted else ())
@@ -57,7 +54,6 @@ def say_several(
     for sentence in data:
         print(f"  data        {sentence}")
     print(f"  directory   {launched[0].run.path.parent}")
-    print(f"  metrics     moekit track --all{with_profile(profile)}")
     print(f"  next        moekit status{with_profile(profile)}")
 
 

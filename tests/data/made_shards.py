@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from moekit.data.manifest import Listed, Manifest, manifest_files
 from moekit.data.plan import DataFolder, InputFile, Plan, ShardRecord
 from moekit.data.shards import HEADER, MAGIC, bin_path, idx_path
 
@@ -89,3 +90,35 @@ def write_data_set(root: Path, plan: Plan, shards: Sequence[Sequence[Sequence[in
 def own_data_set(root: Path, name: str = "own", counts: Sequence[int] = (30, 20, 25)) -> Path:
     plan = a_plan(name, len(counts))
     return write_data_set(root, plan, [some_documents(seed, count) for seed, count in enumerate(counts)])
+
+
+def listed_data_set(root: Path, name: str, tokenizer: str, tokens: int, tokenizer_file: bytes = b"") -> Path:
+    """A data set of one small shard, whose manifest says that it has this many tokens; and its tokenizer's file."""
+    folder = root / "data" / name
+    folder.mkdir(parents=True)
+    prefix = folder / f"{name}_00000_tokens"
+    write_pair(prefix, some_documents(0, 100))
+    sizes = {f"{end}_bytes": prefix.with_name(f"{prefix.name}.{end}").stat().st_size for end in ("bin", "idx")}
+    hashes = {"bin_sha256": "0" * 64, "idx_sha256": "0" * 64}
+    shard = Listed(prefix.name, documents=100, tokens=tokens, **sizes, **hashes, weight=tokens)
+    manifest = Manifest(
+        name=name,
+        fingerprint="0" * 64,
+        tokenizer=tokenizer,
+        tokenizer_sha256=hashlib.sha256(tokenizer_file).hexdigest(),
+        vocab_size=VOCABULARY,
+        end_of_document="<end>",
+        end_of_document_id=END,
+        documents=100,
+        tokens=tokens,
+        shards=(shard,),
+        held_out=(),
+        empty=(),
+        parts=(),
+        versions={},
+    )
+    for file, text in manifest_files(folder, manifest).items():
+        (folder / file).write_text(text)
+    (root / "tokenizers" / tokenizer).mkdir(parents=True)
+    (root / "tokenizers" / tokenizer / "tokenizer.json").write_bytes(tokenizer_file)
+    return folder

@@ -12,6 +12,9 @@ from cluster import Cluster
 
 import moekit
 
+sys.path.append(str(Path(__file__).parents[1] / "data"))
+from made_shards import listed_data_set
+
 pytestmark = pytest.mark.slurm
 
 DOCS = Path(moekit.__file__).parents[1] / "docs"
@@ -25,9 +28,7 @@ def test_sessions_print_what_they_show(document: str, slurm: Cluster, tmp_path: 
     shared.mkdir()
     trainer.write_text("#!/bin/bash\nexec sleep 600\n")
     trainer.chmod(0o755)
-    for folder, file in (("data/fineweb-edu", "data-args.txt"), ("tokenizers/llama-3.2", "tokenizer.json")):
-        (shared / folder).mkdir(parents=True)
-        (shared / folder / file).touch()
+    listed_data_set(shared, "fineweb-edu", "llama-3.2", tokens=10_100_000_000)
     fields = {"python": str(trainer), "cpus_per_task": 2, "cpu_partition": "cpu", "shared_root": str(shared)}
     profile = slurm.profile("mine", **fields)
     (tmp_path / "mine.yaml").write_text(profile.read_text())

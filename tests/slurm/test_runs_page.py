@@ -9,6 +9,9 @@ from pathlib import Path
 import checkpoint_double
 import pytest
 from cluster import Cluster
+
+sys.path.append(str(Path(__file__).parents[1] / "data"))
+from made_shards import listed_data_set
 from test_runs import jobs_of, profile  # noqa: F401  # a fixture among them
 
 pytestmark = pytest.mark.slurm
@@ -48,9 +51,7 @@ def masked(text: str, root: str) -> str:
 
 def test_the_page_shows_what_is_printed(slurm: Cluster, profile: Path, tmp_path: Path) -> None:  # noqa: F811
     root = slurm.shared_root / "page"
-    for folder in ("data/fineweb-edu", "tokenizers/llama-3.2"):
-        (root / folder).mkdir(parents=True)
-    (root / "data/fineweb-edu/data-args.txt").touch()
+    listed_data_set(root, "fineweb-edu", "llama-3.2", tokens=10_100_000_000)
     checkpoint_double.write(root / "complete")
     trainer = root / "trainer"
     trainer.write_text(TRAINER)
