@@ -73,6 +73,11 @@ def test_the_whole_view(width: int, height: int, golden_file: Callable[[Path, st
     golden_file(GOLDEN / f"live_{width}x{height}.txt", text + "\n")
 
 
+def test_the_page_shows_it_as_it_is() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "watching.md").read_text()
+    assert f"```text\n{(GOLDEN / 'live_80x24.txt').read_text()}```" in page
+
+
 @pytest.mark.parametrize("width", [60, 80, 81, 119, 200])
 @pytest.mark.parametrize("height", [20, 24, 25, 60])
 @pytest.mark.parametrize("lacks", ["", "layers", "curves", "alerts", "all"])
