@@ -38,6 +38,7 @@ def say_submitted(submitted: Submitted, profile: str | None, as_json: bool, data
     for sentence in data:
         print(f"  data        {sentence}")
     print(f"  directory   {submitted.run.path}")
+    print(f"  metrics     moekit track {name}{with_profile(profile)}")
     print(f"  next        moekit logs -f {name}{with_profile(profile)}")
 
 
@@ -54,6 +55,7 @@ def say_several(launched: Sequence[Launched], profile: str | None, as_json: bool
     for sentence in data:
         print(f"  data        {sentence}")
     print(f"  directory   {launched[0].run.path.parent}")
+    print(f"  metrics     moekit track --all{with_profile(profile)}")
     print(f"  next        moekit status{with_profile(profile)}")
 
 
