@@ -64,6 +64,8 @@ def test_the_command_opens_the_dashboard(tmp_path: Path) -> None:
         env=os.environ | {"BROWSER": "true", "PYTHONUNBUFFERED": "1"},
     )
     try:
+        assert server.stdout is not None
+        output = next(line for line in server.stdout if "127.0.0.1" in line)
         page = wait_for(f"http://127.0.0.1:{port}/")
         assert "<html" in page
         request = urllib.request.Request(
@@ -75,7 +77,7 @@ def test_the_command_opens_the_dashboard(tmp_path: Path) -> None:
             assert "demo" in answer.read().decode()
     finally:
         server.send_signal(signal.SIGINT)
-        output, _ = server.communicate(timeout=30)
+        server.communicate(timeout=30)
     assert f"127.0.0.1:{port}" in output
 
 

@@ -45,6 +45,11 @@ def clean() -> dict[str, str]:
     return {k: v for k, v in environ().items() if k not in ("MOEKIT_PROFILE", "SSH_CONNECTION")}
 
 
+def ctrl_c_is_heard() -> None:
+    """In a shell's background job it is not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def steps_of(folder: Path, run: str) -> list[int]:
     with sqlite3.connect(folder / "moekit-local" / "trackio" / "moekit.db") as connection:
         return [n for (n,) in connection.execute("SELECT step FROM metrics WHERE run_name = ? ORDER BY step", (run,))]
@@ -92,7 +97,9 @@ def test_ctrl_c_and_once(tmp_path: Path, running: tuple[Path, Any]) -> None:
     once = moekit(tmp_path, "track", "goes_on", "--once")
     assert (once.stdout, once.returncode) == ("goes_on: running\n", 0)
     words = [sys.executable, "-m", "moekit", "track", "goes_on"]
-    process = subprocess.Popen(words, cwd=tmp_path, env=clean(), stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        words, cwd=tmp_path, env=clean(), stdout=subprocess.PIPE, text=True, preexec_fn=ctrl_c_is_heard
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "goes_on: running\n"
     process.send_signal(signal.SIGINT)
