@@ -20,6 +20,8 @@ from moekit.problems import MoekitError, error
 HUB = "hf://"
 BLOCK_BYTES = 16 * 2**20
 """Read from the Hub at a time."""
+CLIENTS = ("huggingface_hub", "httpx", "httpx2", "requests")
+"""What the Hub's client raises is of one of these, by version."""
 
 
 def list_files(sources: Iterable[str], wanted: str | None) -> tuple[str, tuple[InputFile, ...]]:
@@ -66,8 +68,13 @@ def check_unchanged(file: InputFile) -> None:
 def opened(path: str) -> Iterator[BinaryIO]:
     """A file's bytes, to read and to seek in."""
     if path.startswith(HUB):
-        with _hub().open(path.removeprefix(HUB), "rb", block_size=BLOCK_BYTES) as remote:
-            yield remote
+        try:
+            with _hub().open(path.removeprefix(HUB), "rb", block_size=BLOCK_BYTES) as remote:
+                yield remote
+        except Exception as reason:
+            if type(reason).__module__.partition(".")[0] not in CLIENTS:
+                raise  # of the reader's
+            raise _unanswered(path, reason) from None
     else:
         with Path(path).open("rb") as file:
             yield file
@@ -132,7 +139,8 @@ def _on_hub(source: str, wanted: str | None) -> Iterator[InputFile]:
 
 def _hub_file(path: str) -> InputFile:
     with _asking(path):
-        return _described(_hub().info(path.removeprefix(HUB)))
+        # expand_info: else a refreshed answer lacks the blob's id
+        return _described(_hub().info(path.removeprefix(HUB), refresh=True, expand_info=True))
 
 
 def _described(info: dict[str, Any]) -> InputFile:
@@ -154,13 +162,16 @@ def _asking(source: str) -> Iterator[None]:
     except MoekitError:
         raise
     except FileNotFoundError:
-        raise error(
-            "the Hub has no such file or data set, or shows it to others only", "`hf auth login`?", source
-        ) from None
+        what = "the Hub has no such data set or file, or does not show it to you"
+        raise error(what, "correct the data set's `source`, or run `hf auth login`", source) from None
     except Exception as reason:  # the Hub's own, its HTTP library's, or the system's
-        told = str(reason).strip().partition("\n")[0] or type(reason).__name__
-        hint = "try again; without a network, name a local copy in `source`"
-        raise error(f"the Hub cannot be asked: {told}", hint, source) from None
+        raise _unanswered(source, reason) from None
+
+
+def _unanswered(source: str, reason: Exception) -> MoekitError:
+    told = str(reason).strip().partition("\n")[0] or type(reason).__name__
+    hint = "run the same again; without a network, name a local copy in `source`"
+    return error(f"the Hub gives no answer: {told}", hint, source)
 
 
 def missing_package(name: str) -> MoekitError:

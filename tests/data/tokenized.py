@@ -8,7 +8,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,19 +72,23 @@ def a_dataset(*sources: Path, **fields: Any) -> Dataset:
     return Dataset(**(said | {"cpus_per_task": 1, "memory_gib": 2, "max_document_mib": 4} | fields))
 
 
-def plain(root: Path, texts: Iterable[str]) -> tuple[bytes, bytes]:
+def plain(root: Path, texts: Sequence[str], end_token: str = END) -> tuple[bytes, bytes]:
     """What the .bin and .idx of these texts must hold (megatron/core/datasets/indexed_dataset.py:122-330)."""
     tokenizer = Tokenizer.from_file(str(root / "tokenizers" / "tiny" / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
-    end = tokenizer.token_to_id(END)
+    end = tokenizer.token_to_id(end_token)
     kind, code = (np.dtype("<i4"), 4) if tokenizer.get_vocab_size() > 65_536 else (np.dtype("<u2"), 8)
-    documents = [[*one.ids, end] for one in tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+    documents = [
+        np.array([*one.ids, end], kind)
+        for first in range(0, len(texts), 200)
+        for one in tokenizer.encode_batch(texts[first : first + 200], add_special_tokens=False)
+    ]
     lengths = np.array([len(one) for one in documents], "<i4")
     pointers = np.concatenate([[0], np.cumsum(lengths, dtype="<i8")[:-1]]) * kind.itemsize
     bounds = np.arange(len(lengths) + 1, dtype="<i8")
     index = HEADER.pack(MAGIC, 1, code, len(lengths), len(bounds))
     index += lengths.tobytes() + pointers.astype("<i8").tobytes() + bounds.tobytes()
-    return np.array([token for one in documents for token in one], kind).tobytes(), index
+    return np.concatenate(documents).tobytes(), index
 
 
 def shard_bytes(folder: DataFolder, name: str, task: int) -> tuple[bytes, bytes]:
@@ -99,7 +103,7 @@ def visible(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def write_description(path: Path, source: Path, **fields: Any) -> Path:
+def write_description(path: Path, source: Path | str, **fields: Any) -> Path:
     """A description on the disk, for the command."""
     said = {"name": "some", "source": [str(source)], "tokenizer": "tiny", "end_of_document": END, "memory_gib": 2}
     path.write_text(json.dumps(said | fields))
