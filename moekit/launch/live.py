@@ -18,7 +18,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
 from moekit.problems import MoekitError, Problem
-from moekit.watch.counts import IntervalCounts, RankLayout, TokensPerExpertReader, max_vio
+from moekit.watch.counts import IntervalCounts, RankLayout, TokensPerExpertReader
+from moekit.watch.evenness import max_vio
 from moekit.watch.metrics import LOSS, MetricsReader, Step
 
 MOST_ROWS = 60

@@ -27,17 +27,8 @@ from pathlib import Path
 from typing import Literal
 
 from moekit.problems import MoekitError
-from moekit.watch.counts import (
-    IntervalCounts,
-    LayerKey,
-    RankLayout,
-    TokensPerExpertReader,
-    dead_experts,
-    max_vio,
-    max_vio_micro,
-    rank_imbalance,
-    rank_loads,
-)
+from moekit.watch.counts import IntervalCounts, LayerKey, RankLayout, TokensPerExpertReader
+from moekit.watch.evenness import dead_experts, max_vio, max_vio_micro, rank_imbalance, rank_loads
 from moekit.watch.metrics import MetricsReader, Step
 from moekit.watch.series import Series
 from moekit.watch.transport import socket_hosts

@@ -18,7 +18,8 @@ from typing import Any
 from moekit.problems import MoekitError
 from moekit.share import program
 from moekit.track.dashboard import dashboard_lines, trackio_dir
-from moekit.watch.counts import IntervalCounts, LayerKey, RankLayout, max_vio, tokens_per_expert
+from moekit.watch.counts import IntervalCounts, LayerKey, RankLayout, tokens_per_expert
+from moekit.watch.evenness import max_vio
 from moekit.watch.metrics import LOSS, MetricsReader, at_end, attempts, last_step, merge
 
 _VALIDATION = "lm loss validation"

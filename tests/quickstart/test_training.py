@@ -7,7 +7,8 @@ from launched import STEPS, Launch, Launched
 
 from moekit.data.shards import held_out_unigram_entropy_nats
 from moekit.launch.rundir import RunDir, data_dir
-from moekit.watch.counts import RankLayout, max_vio, routing_trace, tokens_per_expert
+from moekit.watch.counts import RankLayout, routing_trace, tokens_per_expert
+from moekit.watch.evenness import max_vio
 from moekit.watch.metrics import MetricsReader, history
 
 pytestmark = [pytest.mark.megatron, pytest.mark.train, pytest.mark.timeout(4000)]

@@ -8,16 +8,8 @@ from pathlib import Path
 import pytest
 
 from moekit.problems import MoekitError
-from moekit.watch.counts import (
-    LayerKey,
-    RankLayout,
-    TokensPerExpertReader,
-    dead_experts,
-    max_vio,
-    rank_imbalance,
-    routing_trace,
-    tokens_per_expert,
-)
+from moekit.watch.counts import LayerKey, RankLayout, TokensPerExpertReader, routing_trace, tokens_per_expert
+from moekit.watch.evenness import dead_experts, max_vio, rank_imbalance
 
 DECODER_0 = LayerKey("decoder", None, 0)
 DECODER_1 = LayerKey("decoder", None, 1)
