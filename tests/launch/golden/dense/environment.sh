@@ -2,6 +2,7 @@ export MOEKIT_DEVICE=gpu
 export MOEKIT_MEGATRON=/fsx/moekit/Megatron-LM
 export MOEKIT_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib
 unset -v MOEKIT_SETUP_SCRIPT
+unset -v MOEKIT_HASH_TABLE
 unset -v MOEKIT_ROUTING_TRACE_LAST_ITERS
 unset -v MOEKIT_KEEP_LAST
 unset -v MOEKIT_KEEP_EVERY

@@ -2,6 +2,7 @@ export MOEKIT_DEVICE=gpu
 export MOEKIT_MEGATRON=/shared/moekit/Megatron-LM
 unset -v MOEKIT_LIBRARY_PATH
 unset -v MOEKIT_SETUP_SCRIPT
+unset -v MOEKIT_HASH_TABLE
 unset -v MOEKIT_ROUTING_TRACE_LAST_ITERS
 unset -v MOEKIT_KEEP_LAST
 unset -v MOEKIT_KEEP_EVERY
