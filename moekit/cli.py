@@ -37,6 +37,7 @@ ROOMS = {
     "cancel": "moekit.runs.commands",
     "resume": "moekit.runs.commands",
     "watch": "moekit.watch.commands",
+    "compare": "moekit.watch.commands",
     "track": "moekit.track.commands",
     "dashboard": "moekit.track.commands",
     "prove": "moekit.prove.commands",

@@ -1,8 +1,9 @@
-"""`moekit watch`: a run, while it trains and after."""
+"""`moekit watch` and `moekit compare`: a run while it trains and after, and two of them side by side."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -65,3 +66,50 @@ def _print(picture: Picture, as_json: bool, plot: Path | None) -> None:
         look.show(picture)
     else:
         print(plot, file=sys.stderr)
+
+
+@app.command("compare")
+def compare(
+    one: Annotated[str, typer.Argument(metavar="A", help="The run to measure by: its name, or its directory's path.")],
+    other: Annotated[str, typer.Argument(metavar="B", help="The other run.")],
+    last: Annotated[
+        int, typer.Option("--last", min=1, metavar="N", help="Medians are over so many of the last common steps.")
+    ] = 20,
+    warmup: Annotated[
+        int | None,
+        typer.Option(
+            "--warmup",
+            min=0,
+            metavar="N",
+            help="Leave out the first N steps.",
+            show_default="the learning rate's warm-up, the longer of both",
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.svg", help="Write both runs' curves there.")
+    ] = None,
+    as_json: JsonOption = False,
+    profile: ProfileOption = None,
+) -> None:
+    """Compare two runs: may they be compared, what is different, and is that more than noise.
+
+    LM loss, MaxVio and TFLOP/s always together, as medians over the same steps, each difference with its noise. Where
+    the recipes differ in one thing that the handbook has a bound for (FP8, NVFP4, one expert, upcycling, forced even
+    routing), whether it is kept. It reads files alone, also of runs that still train. Exit code 0 whatever the verdict,
+    1 where there is nothing to compare.
+    """
+    from moekit.runs.look import find_run, roots
+    from moekit.watch import compare as comparing
+    from moekit.watch import compare_text, look
+
+    found = [find_run(run, [] if "/" in run else roots(profile)) for run in (one, other)]
+    comparison = comparing.compare(found[0], found[1], last, warmup)
+    if plot is not None:
+        title = f"A {comparison.one.name}, B {comparison.other.name}"
+        look.write_svg(title, compare_text.panels(comparison), plot)
+    if as_json:
+        print(json.dumps(comparison.as_json(), indent=1))
+        return
+    width = shutil.get_terminal_size((100, 24)).columns
+    for row in compare_text.lines(comparison, width):
+        print(row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -92,9 +93,18 @@ def write_plot(picture: Picture, path: Path) -> None:
     if not picture.curves:
         raise error(f"run `{picture.name}` has no metrics yet, so there is nothing to plot")
     panels = [Panel(title, {name: picture.curves.get(name, []) for name in names}) for title, names in _PANELS]
+    write_svg(picture.name, panels, path)
+
+
+def write_svg(title: str, panels: Sequence[Panel], path: Path) -> None:
+    """Write panels as SVG, whole or not at all.
+
+    Raises:
+        MoekitError: it cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.part")
     try:
-        temporary.write_text(svg(picture.name, panels), encoding="utf-8")
+        temporary.write_text(svg(title, panels), encoding="utf-8")
         temporary.replace(path)
     except OSError as failure:
         raise error(f"cannot write `{path}`: {str(failure.strerror).lower()}", "give another path") from None
