@@ -148,27 +148,27 @@ def test_a_megatron_without_hash_layers_ends_the_run(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "attempts/1/exit/rank0.json").read_text())["reason"] == f"SystemExit: {said}"
 
 
-@pytest.mark.train
-@pytest.mark.skipif(not CHECKOUT, reason="MOEKIT_TEST_HASH_CHECKOUT names no checkout with hash layers")
-def test_training_sends_tokens_where_the_table_says(tmp_path: Path, launch: Callable[..., None]) -> None:
-    assert CHECKOUT
-    source = Path(CHECKOUT, "megatron/core/transformer/transformer_config.py").read_text()
-    option = "--moe-num-hash-layers" if "moe_num_hash_layers:" in source else "--moe-n-hash-layers"
-    for name, experts in (("first", [3, 6]), ("other", [0, 1])):
-        np.save(tmp_path / f"{name}.npy", np.tile(np.array([experts], np.int32), (512, 1))[None])
-    argv = [*TINY_MOE, *EXPERT_PARALLEL, option, "2", "--train-iters", "4", "--eval-interval", "100"]
-    argv += ["--save", "checkpoints", "--save-interval", "2", "--save-tokens-per-expert-interval", "1"]
-    variables = {"MOEKIT_MEGATRON": CHECKOUT}
-    launch(tmp_path, [*argv, "--exit-interval", "2"], env=variables | {"MOEKIT_HASH_TABLE": "first.npy"})
-    resumed = variables | {"MOEKIT_HASH_TABLE": "other.npy"}
-    launch(tmp_path, [*argv, "--load", "checkpoints"], attempt=2, env=resumed)  # the checkpoint's table wins
-    for rank, expert in ((0, 3), (1, 2)):  # 3 and 6 of 8, each rank's own counted from 0
-        lines = (tmp_path / f"checkpoints/tokens_per_expert/rank{rank}.jsonl").read_text().splitlines()
-        assert len(lines) == 8  # four iterations of two layers
-        for line in lines:
-            assert all(
-                one > 0 if here == expert else one == 0
-                for loads in json.loads(line)["tpe"]
-                for here, one in enumerate(loads)
-            )
-    assert "hash_table" in (tmp_path / "attempts/1/installed.json").read_text()
+if CHECKOUT:
+
+    @pytest.mark.train
+    def test_training_sends_tokens_where_the_table_says(tmp_path: Path, launch: Callable[..., None]) -> None:
+        source = Path(CHECKOUT, "megatron/core/transformer/transformer_config.py").read_text()
+        option = "--moe-num-hash-layers" if "moe_num_hash_layers:" in source else "--moe-n-hash-layers"
+        for name, experts in (("first", [3, 6]), ("other", [0, 1])):
+            np.save(tmp_path / f"{name}.npy", np.tile(np.array([experts], np.int32), (512, 1))[None])
+        argv = [*TINY_MOE, *EXPERT_PARALLEL, option, "2", "--train-iters", "4", "--eval-interval", "100"]
+        argv += ["--save", "checkpoints", "--save-interval", "2", "--save-tokens-per-expert-interval", "1"]
+        variables = {"MOEKIT_MEGATRON": CHECKOUT}
+        launch(tmp_path, [*argv, "--exit-interval", "2"], env=variables | {"MOEKIT_HASH_TABLE": "first.npy"})
+        resumed = variables | {"MOEKIT_HASH_TABLE": "other.npy"}
+        launch(tmp_path, [*argv, "--load", "checkpoints"], attempt=2, env=resumed)  # the checkpoint's table wins
+        for rank, expert in ((0, 3), (1, 2)):  # 3 and 6 of 8, each rank's own counted from 0
+            lines = (tmp_path / f"checkpoints/tokens_per_expert/rank{rank}.jsonl").read_text().splitlines()
+            assert len(lines) == 8  # four iterations of two layers
+            for line in lines:
+                assert all(
+                    one > 0 if here == expert else one == 0
+                    for loads in json.loads(line)["tpe"]
+                    for here, one in enumerate(loads)
+                )
+        assert "hash_table" in (tmp_path / "attempts/1/installed.json").read_text()
