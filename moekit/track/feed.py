@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from moekit.track.storage import Row, Storage, row_id, time_stamp
+from moekit.watch.alerting import Setting
 from moekit.watch.derive import Derived, Deriver, losses_of
-from moekit.watch.facts import Facts, facts_of
-from moekit.watch.health import Alert, Health, Thresholds
+from moekit.watch.facts import Facts
+from moekit.watch.health import Alert, Health
 from moekit.watch.metrics import MetricsReader, Step, attempts
 
 STATE = "track.json"
@@ -101,8 +102,8 @@ class Feed:
         self._complete = state.get("complete")
         self._sent_derived = {int(attempt): step for attempt, step in state.get("derived", {}).items()}
         self._deriver = Deriver(self.run_dir, self._metrics)
-        self._health = Health(Thresholds(), Facts())
-        self._config_read: dict[str, Any] = {}
+        self._setting = Setting(self.run_dir)
+        self._health = Health(self._setting.thresholds, Facts())
         self._refused = ""
 
     def _find_attempts(self, steps: Iterable[Step]) -> list[Row]:
@@ -142,9 +143,8 @@ class Feed:
         if self._deriver.refused and not self._refused:
             print(f"{self._name}: {self._deriver.refused}", file=sys.stderr, flush=True)
         self._refused = self._deriver.refused
-        if self._metrics.config is not self._config_read:
-            self._config_read = self._metrics.config
-            self._health.facts = facts_of(self._config_read)
+        if steps:
+            self._health.facts = self._setting.facts(self._metrics.config)
         return derived
 
     def _derived_rows(self, derived: Iterable[Derived]) -> list[Row]:

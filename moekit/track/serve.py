@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-from moekit.problems import MoekitError, error, print_problems
+from moekit.problems import Problem, error, print_problems
 from moekit.track.feed import Feed
 from moekit.track.lock import RunLock
 from moekit.track.storage import Storage
@@ -31,15 +32,14 @@ class Served:
 
 
 def bring(run_dir: Path, storage: Storage) -> None:
-    """Send what Trackio lacks of a run; nothing where somebody follows it, or its directory is another's."""
+    """Send what Trackio lacks of a run; nothing where somebody follows it. What hinders that is said."""
     lock = RunLock(run_dir)
     try:
         if not lock.take():
             Feed(run_dir, storage).send_all()
-    except PermissionError:
-        return  # who follows it has brought what there is
-    except MoekitError as refused:
-        print_problems(refused.problems)
+    except (OSError, sqlite3.Error) as failure:
+        what = f"what is new of `{run_dir.name}` is not shown: {str(failure).lower()}"
+        print_problems([Problem("", what, "who launched a run tracks it", "warning")])
     finally:
         lock.release()
 
