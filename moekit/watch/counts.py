@@ -203,8 +203,10 @@ def _each_index(files: Iterable[RankFile]) -> Iterator[int]:
 class TokensPerExpertReader:
     """Follows the counts of a running job: each `poll` reads only what was appended since the last one."""
 
-    def __init__(self, folder: Path, layout: RankLayout) -> None:
+    def __init__(self, folder: Path, layout: RankLayout, since: int = 0) -> None:
+        """`since`: iterations before it are passed over; they may be of another layout."""
         self._layout = layout
+        self._since = since
         self._tails = {rank: Tail(_tpe_path(folder, rank)) for rank in layout.counting_ranks}
         self._at: dict[int, int] = {}
         self._waiting: dict[int, dict[int, _Local]] = {}
@@ -257,9 +259,8 @@ class TokensPerExpertReader:
         tail, changed = self._tails[rank], set()
         for line in tail.lines(self._slice_bytes):
             self._lead = self._lead or tail
-            if (record := parse(line, "iter")) is None:
+            if (record := parse(line, "iter")) is None or (iteration := int(record["iter"])) < self._since:
                 continue
-            iteration = int(record["iter"])
             if iteration < self._at.get(rank, 0):
                 self._restarts[rank] = self._restarts.get(rank, 0) + 1
                 self._take_back(rank, iteration)

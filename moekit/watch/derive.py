@@ -69,6 +69,7 @@ class Deriver:
     """Works through a run's files as they grow, in constant memory.
 
     `refused` says in a sentence why there is nothing of the router, empty where there is or where nothing is known yet.
+    `since` is the step before which counts are left out, as those of attempts on other ranks; 0 where none are.
     """
 
     def __init__(self, run_dir: Path, reader: MetricsReader | None = None) -> None:
@@ -80,6 +81,7 @@ class Deriver:
         self._dead = _Dead()
         self._attempts = Attempts()
         self.refused = ""
+        self.since = 0
 
     def poll(self) -> list[Derived]:
         """What is new and whole; of a long run that is long, so whoever has to be small calls `derive` with parts."""
@@ -107,16 +109,25 @@ class Deriver:
 
     def _poll_counts(self, limit: int | None) -> list[IntervalCounts]:
         try:
-            if self._counts is None and not self.refused and self._reader.config:
-                self._layout = RankLayout.from_args(self._reader.config)
-                if self._layout is not None:
-                    self._counts = TokensPerExpertReader(
-                        self._run_dir / "checkpoints" / "tokens_per_expert", self._layout
-                    )
+            if not self.refused:
+                self._lay_out()
             return self._counts.poll(limit) if self._counts else []
         except MoekitError as refused:
             self.refused, self._counts = refused.problems[0].what, None
             return []
+
+    def _lay_out(self) -> None:
+        """Read the counts by the layout of the newest attempt, from the first attempt on that all have it."""
+        of = {attempt: self._reader.configs.get(attempt) for attempt in self._attempts.firsts}
+        layouts = {attempt: RankLayout.from_args(config) for attempt, config in of.items() if config}
+        if not layouts or (layout := layouts[max(layouts)]) is None or layout == self._layout:
+            return
+        others = [attempt for attempt, other in layouts.items() if other != layout]
+        since = min(attempt for attempt in layouts if attempt > max(others, default=0))
+        self.since = self._attempts.firsts[since] if others else 0
+        self._layout = layout
+        folder = self._run_dir / "checkpoints" / "tokens_per_expert"
+        self._counts = TokensPerExpertReader(folder, layout, self.since)
 
     def _router(self, counts: IntervalCounts) -> Derived | None:
         assert self._layout is not None
@@ -197,25 +208,26 @@ class Attempts:
     """Which attempt wrote an iteration's counts, and when: the files that hold them are the same for all attempts."""
 
     def __init__(self) -> None:
-        self._first: dict[int, int] = {}
+        self.firsts: dict[int, int] = {}
+        """The first step of each."""
         self._last: dict[int, int] = {}
         self._times: dict[int, Series] = {}
         self._at, self._restarts = 0, 0
 
     def add(self, step: Step) -> bool:
         """Whether it is the first step of its attempt."""
-        first = step.attempt not in self._first
-        self._first.setdefault(step.attempt, step.step)
+        first = step.attempt not in self.firsts
+        self.firsts.setdefault(step.attempt, step.step)
         self._last[step.attempt] = step.step
         self._times.setdefault(step.attempt, Series()).add(step.step, step.time)
         return first
 
     def of(self, iteration: int, restarts: int, last: bool) -> int:
         """Whose it is, 0 where nobody has logged anything; `last` says that no attempt has gone back since."""
-        newest = max(self._first, default=0)
+        newest = max(self.firsts, default=0)
         did = [
             attempt
-            for attempt, first in sorted(self._first.items())
+            for attempt, first in sorted(self.firsts.items())
             if first <= iteration and (attempt == newest or iteration <= self._last[attempt])
         ]
         if last:

@@ -186,6 +186,10 @@ class Watching:
                 if every
                 else "MaxVio is not shown: `monitor.tokens_per_expert_interval` is not set."
             )
+        if self._deriver.since:
+            said.append(
+                f"Counts before step {self._deriver.since:,} are of another layout of ranks; they are left out."
+            )
         if self._lost:
             said.append(f"{self._lost} counted steps lack a rank or a layer; they are left out.")
         return said

@@ -343,3 +343,26 @@ def test_a_series_keeps_its_end_and_few_points(steps: list[tuple[int, float]], m
         assert points[-1] == (x, y)
         assert [at for at, _ in points] == sorted({at for at, _ in points})
         assert all(whole[int(at)] == value for at, value in points)
+
+
+@pytest.mark.parametrize("all_at_once", [True, False])
+@pytest.mark.parametrize(("world", "ep"), [(4, 2), (4, 4), (1, 1)])
+def test_an_attempt_on_other_ranks_is_read_by_its_own_layout(
+    world: int, ep: int, all_at_once: bool, tmp_path: Path
+) -> None:
+    deriver = Deriver(tmp_path)
+    log(tmp_path, 1, range(1, 31))
+    for rank in range(2):
+        for iteration in (10, 20):
+            count(tmp_path, rank, iteration, [[1, 1]])
+    if not all_at_once:
+        assert [row.step for row in deriver.poll()] == [10, 20]
+    log(tmp_path, 2, range(25, 61), {**ARGS, "world_size": world, "expert_model_parallel_size": ep})
+    for rank in range(world):
+        for iteration in (30, 40):
+            count(tmp_path, rank, iteration, [[rank + 1] * (4 // ep)])
+    rows = [row for row in deriver.poll() if row.kind == "router"]
+    assert [(row.attempt, row.step) for row in rows] == [(2, 30), (2, 40)]
+    assert (deriver.since, deriver.refused) == (25, "")
+    busiest = 4 * 4 / (1 + 2 + 3 + 4) if ep == 4 else 1.0 if ep == 1 else 2 * 6 / 10
+    assert rows[-1].values["router/max_vio"] == pytest.approx(busiest - 1)
