@@ -133,7 +133,7 @@ def _find(given: str) -> tuple[Path, str]:
     path = Path(given)
     if is_there(path, given):
         return path, given
-    shipped = share.folder("datasets") / f"{given}.yaml"
+    shipped = share.folder("datasets") / f"{given.replace('-', '_')}.yaml"  # by its `name` as well
     if "/" not in given and shipped.is_file():
         return shipped, show(shipped)
     names = shipped_datasets()

@@ -25,6 +25,7 @@ class WithDryRun(TyperCommand):
     """Takes `--dry-run` alone as well as `--dry-run=DIR`: the word behind it is never its folder."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The words of a command line, with an empty folder where none is named."""
         return super().parse_args(ctx, ["--dry-run=" if arg == "--dry-run" else arg for arg in args])
 
 

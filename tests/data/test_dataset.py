@@ -175,10 +175,15 @@ def test_a_name_says_the_format(path: str, said: str | None) -> None:
     assert format_of(path) == said
 
 
+def test_a_shipped_one_is_found_by_the_name_that_recipes_use() -> None:
+    assert find_dataset("fineweb-edu") == find_dataset("fineweb_edu")
+    assert find_dataset("fineweb-edu").name == load("dense").recipe.data.name
+
+
 def test_an_unknown_name_is_told_the_closest() -> None:
     with pytest.raises(MoekitError) as refused:
-        find_dataset("fineweb-edu")
-    assert str(refused.value) == "error: there is no data set `fineweb-edu`\n    hint: did you mean `fineweb_edu`?"
+        find_dataset("finewebedu")
+    assert str(refused.value) == "error: there is no data set `finewebedu`\n    hint: did you mean `fineweb_edu`?"
     with pytest.raises(MoekitError, match="give a file, or a shipped one: fineweb_edu"):
         find_dataset("our-own")
     with pytest.raises(MoekitError, match="`/` is a directory"):

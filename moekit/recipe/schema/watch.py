@@ -88,7 +88,8 @@ class Monitor(Section):
     """Alert when the LM loss, mean of 10 logged steps, is so many nats above its best, and beyond noise. Null: 0.1;
     0: never, nor on NaN."""
     alert_max_vio: Annotated[float | None, AtLeast(0)] = None
-    """Alert when MaxVio is above this while the balancing loss reads as even. Null: 1, twice an even share; 0: never."""
+    """Alert when MaxVio is above this while the balancing loss reads as even. Null: 1, twice an even share; 0: never
+    an alert."""
     alert_aux_near_floor: Annotated[float | None, AtLeast(0)] = None
     """How far above its floor, which is 1, a balancing loss still reads as even. Null: 0.05; 0: never an alert."""
     alert_aux_under_floor: Annotated[float | None, AtLeast(0)] = None
