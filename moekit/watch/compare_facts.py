@@ -141,7 +141,7 @@ def _folder(name: str, found: Any, folder: Path, files: tuple[str, ...], what: s
 
 def _root(each: Side) -> Path:
     """The folder that holds `runs/`, `data/` and `tokenizers/`."""
-    return each.run.path.resolve().parents[1]
+    return each.run.path.resolve().parent.parent
 
 
 def _megatron(each: Side) -> tuple[str, Any] | None:

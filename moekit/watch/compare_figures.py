@@ -77,53 +77,75 @@ class Interval:
     """Steps up to here are left out; 0 where all that both have are within the warm-up."""
 
 
+class _Metric:
+    """The last values of one metric where both runs have it and of each alone, and its curves."""
+
+    def __init__(self, last: int) -> None:
+        self.pairs: deque[Pair] = deque(maxlen=last)
+        self.alone: tuple[deque[tuple[int, float]], ...] = (deque(maxlen=last), deque(maxlen=last))
+        self.curves = Series(_CURVE_POINTS), Series(_CURVE_POINTS)
+
+    def take(self, step: int, one: float | None, other: float | None) -> bool:
+        """A step at which one of them has it; whether both have a number there."""
+        mine, theirs = one is not None and math.isfinite(one), other is not None and math.isfinite(other)
+        if one is not None and mine:
+            self.alone[0].append((step, one))
+            self.curves[0].add(step, one)
+        if other is not None and theirs:
+            self.alone[1].append((step, other))
+            self.curves[1].add(step, other)
+            if one is not None and mine:
+                self.pairs.append((step, one, other))
+        return mine and theirs
+
+
 class Common:
     """Takes the steps that both runs have, in order, and keeps what is said of them in the end: a bounded number."""
 
     def __init__(self, last: int) -> None:
-        self._last = last
-        self._pairs: dict[str, deque[Pair]] = {}
-        self._alone: tuple[dict[str, deque[tuple[int, float]]], ...] = ({}, {})
-        self.curves: tuple[dict[str, Series], ...] = ({}, {})
-        """Of each run, by name; `RELATIVE_LOSS` is with the second."""
+        self._metrics = {name: _Metric(last) for name in (*MAIN, *BESIDE)}
+        self._relative = Series(_CURVE_POINTS)
         self.steps, self.first, self.last = 0, 0, 0
 
     def take(self, step: int, one: Mapping[str, float], other: Mapping[str, float]) -> None:
         """One more step that both have."""
         if step_is_logged(one) and step_is_logged(other):
             self.steps, self.first, self.last = self.steps + 1, self.first or step, step
-        for name in (*MAIN, *BESIDE):
-            values = [metrics.get(name, math.nan) for metrics in (one, other)]
-            known = [math.isfinite(value) for value in values]
-            if all(known):
-                self._pairs.setdefault(name, deque(maxlen=self._last)).append((step, values[0], values[1]))
-            for side, value in enumerate(values):
-                if known[side]:
-                    self._alone[side].setdefault(name, deque(maxlen=self._last)).append((step, value))
-                    self.curves[side].setdefault(name, Series(_CURVE_POINTS)).add(step, value)
-            if name == LOSS and all(known) and values[0]:
-                relative = 100 * (values[1] - values[0]) / values[0]
-                self.curves[1].setdefault(RELATIVE_LOSS, Series(_CURVE_POINTS)).add(step, relative)
+        for name, metric in self._metrics.items():
+            mine, theirs = one.get(name), other.get(name)
+            if mine is None and theirs is None:
+                continue
+            if metric.take(step, mine, theirs) and name == LOSS and mine:
+                self._relative.add(step, 100 * ((theirs or 0.0) - mine) / mine)
+
+    @property
+    def curves(self) -> tuple[dict[str, Series], dict[str, Series]]:
+        """Of each run, by name; `RELATIVE_LOSS` is with the second."""
+        one, other = (
+            {name: metric.curves[side] for name, metric in self._metrics.items() if metric.curves[side].last}
+            for side in (0, 1)
+        )
+        return one, other | ({RELATIVE_LOSS: self._relative} if self._relative.last else {})
 
     def interval(self, warmup: int) -> Interval | None:
         """The last steps behind the warm-up; None where no metric is common to both there."""
-        for name in (*MAIN, *BESIDE):
-            steps = [step for step, _, _ in self._pairs.get(name, ()) if step > warmup]
+        for metric in self._metrics.values():
+            steps = [step for step, _, _ in metric.pairs if step > warmup]
             if steps:
                 return Interval(steps[0], steps[-1], len(steps), self.steps, warmup)
         return None
 
     def figure(self, name: str, interval: Interval) -> Figure:
         """One metric over the interval, or at the last step behind the warm-up that both have it at."""
-        known = self._pairs.get(name, ())
+        known = self._metrics[name].pairs
         pairs = [pair for pair in known if interval.first <= pair[0] <= interval.last]
         if pairs:
             return figure_of(name, pairs)
         if known and known[-1][0] > interval.warmup:
             return figure_of(name, [known[-1]], at=known[-1][0])
         said = [
-            [value for step, value in alone.get(name, ()) if interval.first <= step <= interval.last]
-            for alone in self._alone
+            [value for step, value in alone if interval.first <= step <= interval.last]
+            for alone in self._metrics[name].alone
         ]
         one, other = (_middle(name)(values) if values else None for values in said)
         return Figure(name, one, other, None, None, None, 0)
@@ -131,7 +153,7 @@ class Common:
 
 def step_is_logged(metrics: Mapping[str, float]) -> bool:
     """Whether Megatron logged the step, and not the router's counts alone are there."""
-    return any(not name.startswith("router/") for name in metrics)
+    return not all(name.startswith("router/") for name in metrics)
 
 
 def figure_of(name: str, pairs: Sequence[Pair], at: int | None = None) -> Figure:

@@ -7,6 +7,7 @@ weights behind it were thrown away.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -35,8 +36,13 @@ class Trajectory:
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._reader = MetricsReader(run_dir)
-        self._firsts = {number: first for number in attempts(run_dir) if (first := _first_step(run_dir, number))}
-        self.first = min(self._firsts.values(), default=0)
+        firsts = {number: first for number in attempts(run_dir) if (first := _first_step(run_dir, number))}
+        self._ends = {
+            number: min((first for later, first in firsts.items() if later > number), default=sys.maxsize)
+            for number in firsts
+        }
+        """Of each attempt, the step from which on a later one counts; of one that began after this, nothing does."""
+        self.first = min(firsts.values(), default=0)
         """The first step that any attempt has logged; 0 without any."""
         self.begin = 0
         """The step that is 0 in the rows, the run's own 0 unless somebody says otherwise."""
@@ -78,7 +84,7 @@ class Trajectory:
         step, merged = 0, dict[str, float]()
         while steps := self._reader.poll(_AT_ONCE):
             for line in steps:
-                if line.step < step or not self._is_of_the_run(line.attempt, line.step):
+                if not step <= line.step < self._ends.get(line.attempt, 0):
                     continue
                 if line.step > step and merged:
                     yield step, merged
@@ -87,11 +93,6 @@ class Trajectory:
                 merged |= line.metrics
         if merged:
             yield step, merged
-
-    def _is_of_the_run(self, attempt: int, step: int) -> bool:
-        """Whether no later attempt has taken over by then; one that began after the reading did is left out."""
-        later = [first for number, first in self._firsts.items() if number > attempt]
-        return attempt in self._firsts and step < min(later, default=step + 1)
 
     def _counts(self) -> Iterator[Row]:
         try:

@@ -51,6 +51,8 @@ _PANELS = (
 _SAME = "the recipes are the same, so all that differs is noise, or what they ran on"
 _MOST_CHANGES = 4
 _MIN_WIDTH = 60
+_LEGEND = 20
+"""Characters of a run's name beside a curve."""
 
 
 def lines(comparison: Comparison, width: int, chart_rows: int = 6) -> list[str]:
@@ -72,7 +74,7 @@ def lines(comparison: Comparison, width: int, chart_rows: int = 6) -> list[str]:
 def panels(comparison: Comparison) -> list[Panel]:
     """The curves for `moekit.watch.svg`."""
     one, other = comparison.curves
-    names = f"A {comparison.one.name}", f"B {comparison.other.name}"
+    names = [f"{letter} {run.name[-_LEGEND:]}" for letter, run in (("A", comparison.one), ("B", comparison.other))]
     drawn = [
         Panel(title, {names[0]: one.get(name, []), names[1]: other.get(name, [])})
         for title, name in _PANELS
@@ -96,7 +98,9 @@ def _ends(run: Ends) -> str:
 def _facts(comparison: Comparison) -> Iterator[str]:
     """What both have in common, and what not, plainly."""
     spoilt = comparison.spoilt
-    yield f"Not comparable: other {' and '.join(spoilt)}" if spoilt else "Comparable"
+    unknown = any(fact.same is None and fact.bearing == "loss" for fact in comparison.facts)
+    comparable = "Comparable, as far as is known" if unknown else "Comparable"
+    yield f"Not comparable: other {' and '.join(spoilt)}" if spoilt else comparable
     width = max(len(fact.name) for fact in comparison.facts)
     for fact in comparison.facts:
         yield f"  {fact.name:{width}}  {_fact(fact)}"

@@ -270,13 +270,13 @@ def test_data_without_a_record_are_compared_as_they_are_now(tmp_path: Path) -> N
         (root / "data" / "python-docs").mkdir(parents=True)
         (root / "data" / "python-docs" / "manifest.json").write_text("{}")
     runs = [Made(root, "run", found=None).write() for root in roots]
-    (data,) = [fact for fact in compare(*runs).facts if fact.name == "data"]
+    (data,) = [fact for fact in compare(runs[0], runs[1]).facts if fact.name == "data"]
     assert data.same is True
     assert data.one.endswith(" now")
     (roots[1] / "data" / "python-docs" / "manifest.json").write_text("{1}")
-    assert compare(*runs).spoilt == ["data"]
+    assert compare(runs[0], runs[1]).spoilt == ["data"]
     shutil.rmtree(roots[1] / "data")
-    assert [fact.same for fact in compare(*runs).facts if fact.name == "data"] == [None]
+    assert [fact.same for fact in compare(runs[0], runs[1]).facts if fact.name == "data"] == [None]
 
 
 def test_recipes_that_differ_in_more_than_one_group_are_warned_of(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_recipes_that_differ_in_more_than_one_group_are_warned_of(tmp_path: Path
 
 # Verdicts
 
-LARGE = {"attempts": ((1, range(1, 401)),), "config": CONFIG}
+LARGE: dict[str, Any] = {"attempts": ((1, range(1, 401)),), "config": CONFIG}
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -503,7 +503,8 @@ def test_a_recipe_of_another_moekit(tmp_path: Path) -> None:
     a, b = Made(tmp_path, "a").write(), Made(tmp_path, "b").write()
     b.recipe.write_text("- this is\n- none")
     comparison = compare(a, b)
-    assert comparison.difference is comparison.verdict is None
+    assert comparison.difference is None
+    assert comparison.verdict is None
     assert "The recipe of `b` cannot be read" in text(comparison)
 
 
