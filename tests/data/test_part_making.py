@@ -71,7 +71,7 @@ print(part.documents, part.tokens, resource.getrusage(resource.RUSAGE_SELF).ru_m
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["50 MB", "one letter 20 million times", "many short"])
 def test_odd_documents_fit_into_the_memory_of_a_worker(tmp_path: Path, kind: str):
-    """That is 0.4 GiB and 140 bytes for each byte of a piece of 4 MiB (dataset_rules.py)."""
+    """`datasets/fineweb_edu.yaml` gives it 2 GiB. The text as a whole lies there a few times, besides its piece."""
     root = make_root(tmp_path / "root")
     texts = {
         "50 MB": ["before", "a few of many experts, and leave the others alone\n" * 10**6, "after"],
@@ -86,4 +86,4 @@ def test_odd_documents_fit_into_the_memory_of_a_worker(tmp_path: Path, kind: str
     documents, tokens, peak_mib = map(int, done.stdout.split())
     assert documents == len(texts)
     assert tokens > sum(map(len, texts)) // 40
-    assert peak_mib < 0.4 * 1024 + 140 * 4
+    assert peak_mib < 1536
