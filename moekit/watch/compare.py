@@ -205,7 +205,7 @@ def _notes(each: Side, path: Trajectory, figures: list[Figure]) -> list[str]:
     if each.loaded is None:
         said.append(f"The recipe of `{each.name}` cannot be read, so what it differs in is not known.")
     if each.active:
-        said.append(f"`{each.name}` has not ended, as far as is known: this is as far as it has come.")
+        said.append(f"`{each.name}` may not have ended: this is how far it has come.")
     if path.facts.forced:
         said.append(f"`{each.name}` routes at random: its loss says nothing, its speed is the control's (3.3).")
     if path.not_finite:

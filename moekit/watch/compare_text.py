@@ -162,7 +162,8 @@ def _figure(figure: Figure) -> str:
     def number(value: float | None, sign: str = "") -> str:
         return "-" if value is None else format(value, f"{sign}{form}")
 
-    relative = "" if figure.relative is None else f"{100 * figure.relative:+.2f}%"
+    part = 100 * (figure.relative or 0.0)
+    relative = "" if figure.relative is None else f"{part:+.2f}%" if abs(part) < 100 else f"{part:+,.0f}%"
     noise = "" if figure.noise is None else f"±{number(figure.noise)}"
     values = f"{number(figure.one):>10}{number(figure.other):>10}{number(figure.difference, '+'):>11}"
     row = f"  {name:19}{values}{relative:>9}"
