@@ -79,7 +79,12 @@ class Feed:
     @property
     def is_complete(self) -> bool:
         """Whether all there is was sent, as `complete` noted, and nothing has come since."""
-        return bool(self._last) and self._complete == self._sizes() and self._storage.has(self._last)
+        return self._complete == self._sizes() and (self.is_empty or self._storage.has(self._last))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the run has logged nothing so far."""
+        return not self._first_steps
 
     def complete(self) -> None:
         """Note that all there is was sent: the run has ended."""

@@ -143,7 +143,8 @@ class Tracker:
         one.lock.release()
         del self._followed[one.run.path]
         self._done.add(one.run.path)
-        self.say(f"{one.run.path.name}: ended, all of it is in Trackio")
+        said = "it has no metrics" if feed.is_empty else "ended, all of it is in Trackio"
+        self.say(f"{one.run.path.name}: {said}")
 
     def _end(self) -> bool:
         whole = not any(one.failure for one in self._followed.values())

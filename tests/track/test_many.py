@@ -135,6 +135,13 @@ def test_a_damaged_note_of_what_was_sent_is_made_again(tmp_path: Path) -> None:
     assert steps_of(tmp_path, "one") == list(range(1, 11))
 
 
+def test_a_run_without_metrics_is_no_run_in_trackio(tmp_path: Path) -> None:
+    make(tmp_path, "early", steps=0).joinpath("attempts", "1", "metrics.jsonl").unlink()
+    told = moekit(tmp_path, "track", "--all")
+    assert (told.stdout.splitlines()[-1], told.returncode) == ("early: it has no metrics", 0)
+    assert moekit(tmp_path, "track", "--all").stdout == ""
+
+
 TOKEN = "hf_secretsecretsecret"
 
 
