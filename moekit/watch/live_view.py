@@ -74,7 +74,8 @@ def _title(picture: Picture) -> Iterator[Text]:
         yield Text("  no metrics yet", "dim")
         return
     of = f" of {picture.facts.train_iters:,}" if picture.facts.train_iters else ""
-    at = f"  step {picture.step:,}{of}, attempt {picture.attempt}, logged at {_clock(picture.time)}"
+    logged = datetime.fromtimestamp(picture.time).strftime("%Y-%m-%d %H:%M:%S")
+    at = f"  step {picture.step:,}{of}, attempt {picture.attempt}, logged at {logged}"
     yield Text(at, "dim")
 
 
@@ -227,7 +228,7 @@ def _alerts(picture: Picture, most: int) -> list[Text]:
     rows = []
     for alert in [*reversed(last.values()), *reversed(ended)][:most]:
         over = last.get(alert.key) is not alert
-        row = Text(f"  {_clock(alert.time)} step {alert.step:,} ", "dim")
+        row = Text(f"  {_when(alert.time, picture.time)} step {alert.step:,}, attempt {alert.attempt}: ", "dim")
         row.append(alert.title, "dim" if over else _LEVEL_STYLES[alert.level])
         row.append(" (over)" if over else f"; {alert.text}", "dim")
         rows.append(row)
@@ -244,3 +245,9 @@ def short(value: float) -> str:
 
 def _clock(time: float) -> str:
     return datetime.fromtimestamp(time).strftime("%H:%M:%S")
+
+
+def _when(time: float, now: float) -> str:
+    """On the clock, or with the day where it was another one."""
+    at = datetime.fromtimestamp(time)
+    return at.strftime("%H:%M:%S" if at.date() == datetime.fromtimestamp(now).date() else "%m-%d %H:%M")

@@ -114,7 +114,9 @@ def test_in_a_terminal_of_24_rows_all_parts_are_there() -> None:
         "layer 3 to layer 60",
     ):
         assert words in text
-    assert "08:00:40 step 940 130.1 TFLOP/s" in text
+    assert "08:00:40 step 940, attempt 2: 130.1 TFLOP/s" in text
+    later = render_live(replace(PICTURE, time=1.8e9 + 86_400), 80, 24).plain
+    assert "01-15 08:00 step 940, attempt 2: 130.1 TFLOP/s" in later
 
 
 def test_alerts_that_hold_come_first_and_those_over_say_so() -> None:
