@@ -7,6 +7,7 @@ number: a checkout may carry any.
 from __future__ import annotations
 
 import inspect
+import os
 import signal
 import sys
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any
 
 def install() -> list[dict[str, str]]:
     """Repair what needs it in the Megatron on `sys.path`; the list of what was done."""
-    return [done for done in (dataset_helpers(), optimizer_resume(), fp32_resume(), exit_signal()) if done]
+    repairs = (dataset_helpers, optimizer_resume, fp32_resume, orphans, exit_signal)
+    return [done for repair in repairs if (done := repair())]
 
 
 def dataset_helpers() -> dict[str, str] | None:
@@ -112,6 +114,34 @@ def fp32_resume() -> dict[str, str] | None:
         "name": "fp32_resume",
         "why": "the distributed optimizer cannot load the checkpoint of a model in fp32",
         "source": "megatron/core/optimizer/distrib_optimizer.py: _set_main_param_and_optimizer_states",
+    }
+
+
+def orphans() -> dict[str, str]:
+    """Let the processes that Megatron writes checkpoints with end when their rank is killed.
+
+    From its first save on, a rank has a helper of half a gigabyte, a multiprocessing manager, which waits for it for
+    ever. A helper looks once a second whether its rank is still its parent.
+    """
+    from multiprocessing import util
+
+    spawn = util.spawnv_passfds
+
+    def spawn_looking(path: bytes, words: Any, fds: Any) -> Any:
+        if "--multiprocessing-fork" in words:  # behind the program that `-c` gives
+            there = f"iter(lambda: os.getppid() == {os.getpid()}, False)"
+            look = (
+                "import os, threading, time; threading.Thread(daemon=True, target=lambda: "
+                f"any(time.sleep(1) for _ in {there}) or os._exit(1)).start(); "
+            )
+            words = [*words[:-2], look + words[-2], words[-1]]
+        return spawn(path, words, fds)
+
+    util.spawnv_passfds = spawn_looking  # type: ignore[assignment]
+    return {
+        "name": "orphans",
+        "why": "the process that Megatron hands its checkpoints to stays behind where its rank is killed",
+        "source": "megatron/core/dist_checkpointing/strategies/filesystem_async.py: get_write_results_queue",
     }
 
 

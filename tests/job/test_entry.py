@@ -83,6 +83,7 @@ def test_a_checkout_runs_its_own_script(tmp_path: Path, stack: dict[str, str], s
         "moekit: in this process: dataset_helpers",
         "moekit: in this process: optimizer_resume",
         "moekit: in this process: fp32_resume",
+        "moekit: in this process: orphans",
         "moekit: in this process: tokens_per_expert",
         "moekit: in this process: routing_trace",
         "moekit: in this process: metrics_before_checkpoint",

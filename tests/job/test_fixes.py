@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -99,3 +100,26 @@ def test_the_signal_to_save_leaves_those_that_write(tmp_path: Path, flags: list[
     script.write_text(SIGNALLED.format(job=str(JOB), flags=flags))
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, said), done.stderr
+
+
+KILLED = """
+import multiprocessing, os, signal, sys, time
+sys.path.insert(0, {job!r})
+import fixes
+
+if __name__ == "__main__":
+    fixes.orphans()
+    queue = multiprocessing.get_context("spawn").Manager().Queue()
+    queue.put(17)
+    time.sleep(2.5)  # it outlives some looks
+    print(queue.get(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_rank_leaves_no_helper(tmp_path: Path) -> None:
+    """The helpers hold standard output too: it closes once all are gone."""
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED.format(job=str(JOB)))
+    done = subprocess.run([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "17\n")
