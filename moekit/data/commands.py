@@ -60,8 +60,8 @@ def tokenizer(
     """
     from moekit.data.dataset import find_dataset
     from moekit.data.places import shared_root_of
-    from moekit.data.tokenizer_fetching import as_json as fetched_as_json
-    from moekit.data.tokenizer_fetching import fetch_tokenizer, said
+    from moekit.data.tokenizer.fetching import as_json as fetched_as_json
+    from moekit.data.tokenizer.fetching import fetch_tokenizer, said
 
     described = find_dataset(dataset)
     fetched = fetch_tokenizer(described, shared_root_of(profile, shared_root), source, _tell)
@@ -121,11 +121,11 @@ def tokenize(
     On Slurm each shard is an element of an array, on a node that sees the Python of this command. `moekit data status`
     says how it goes; the same command again submits what failed or is missing, once nothing of it waits or runs.
     """
-    from moekit.data.array_submit import refuse_while_running
+    from moekit.data.array.submit import refuse_while_running
     from moekit.data.dataset import find_dataset
+    from moekit.data.making.here import Stopped, stoppable, summary, tokenize_here
     from moekit.data.places import shared_root_of
     from moekit.data.planning import folder_of
-    from moekit.data.tokenizing import Stopped, stoppable, summary, tokenize_here
 
     if where == "slurm" or dry_run is not None:
         if where == "local" or limit or workers:
@@ -156,7 +156,7 @@ def _tokenize_on_slurm(
     dataset: str, profile: str | None, shared_root: Path | None, dry_run: str | None, as_json: bool
 ) -> int:
     from moekit.cluster.profile import find_cluster
-    from moekit.data import array_command
+    from moekit.data.array import command as array_command
 
     cluster = find_cluster(profile)
     root = shared_root.absolute() if shared_root else Path(cluster.shared_root)
@@ -179,7 +179,7 @@ def status(
 
     moekit data status fineweb_edu --profile slurm/clusters/mine.yaml
     """
-    from moekit.data import array_command
+    from moekit.data.array import command as array_command
     from moekit.data.places import shared_root_of
 
     array_command.status(dataset, shared_root_of(profile, shared_root), profile, as_json)
@@ -324,8 +324,8 @@ def hash_table(
     moekit data hash-table fineweb_edu --from model-00001-of-00046.safetensors --name v4
     """
     from moekit.data.dataset import find_dataset
-    from moekit.data.hash_tables import Asked, rendered
-    from moekit.data.hash_tables import hash_table as make
+    from moekit.data.hash_table.command import Asked, rendered
+    from moekit.data.hash_table.command import hash_table as make
     from moekit.data.places import shared_root_of
 
     dataset = find_dataset(dataset).name if dataset.endswith((".yaml", ".yml")) else dataset
@@ -391,10 +391,10 @@ def check(
 
     moekit data check /data/own/part_00 --end-token 128001 --vocab-size 128256
     """
-    from moekit.data import check_report
-    from moekit.data.check_given import bytes_to_read, check_given
-    from moekit.data.check_given import remove_damaged as remove
-    from moekit.data.pair import Expected
+    from moekit.data.checking import report as check_report
+    from moekit.data.checking.given import bytes_to_read, check_given
+    from moekit.data.checking.given import remove_damaged as remove
+    from moekit.data.checking.pair import Expected
     from moekit.data.places import shared_root_of
     from moekit.data.reading import reading
 
@@ -402,7 +402,7 @@ def check(
     with reading("checking", bytes_to_read(given, root)) as progress:
         reports = check_given(given, root, Expected(None, end_token, vocab_size), sha256, progress)
     if megatron:
-        from moekit.data.megatron_reads import with_megatron
+        from moekit.data.checking.megatron_reads import with_megatron
 
         reports = [with_megatron(report) for report in reports]
     values = [check_report.as_json(report) for report in reports]
@@ -440,7 +440,7 @@ def manifest(
     """
     from dataclasses import asdict
 
-    from moekit.data.check_given import bytes_to_read, folder_of
+    from moekit.data.checking.given import bytes_to_read, folder_of
     from moekit.data.make_manifest import make_blend, make_manifest
     from moekit.data.places import shared_root_of
     from moekit.data.reading import reading

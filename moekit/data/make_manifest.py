@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import moekit
-from moekit.data.checking import Report, check_folder
+from moekit.data.checking.folder import Report, check_folder
+from moekit.data.checking.pair import Progress
 from moekit.data.folders import locked
 from moekit.data.manifest import (
     Listed,
@@ -22,7 +23,6 @@ from moekit.data.manifest import (
     read_manifest,
     refuse_path,
 )
-from moekit.data.pair import Progress
 from moekit.data.places import load_plan
 from moekit.data.plan import DataFolder
 from moekit.launch.folders import write

@@ -42,7 +42,7 @@ def make_plan(dataset: Dataset, shared_root: Path, limit: int | None = None) -> 
         MoekitError: files or tokenizer are not there or cannot be used, there are more tasks than files, a package is
             missing, or Megatron could not read what lies there.
     """
-    from moekit.data.tokenizers import read_tokenizer
+    from moekit.data.tokenizer.reading import read_tokenizer
 
     folder = folder_of(shared_root, dataset.name, limit)
     _check_readable(folder.path)

@@ -22,8 +22,8 @@ from typing import Any
 
 from moekit.data import python_docs, shards
 from moekit.data.folders import locked, make_folder
+from moekit.data.making.plain import tokenize
 from moekit.data.manifest import Listed, Manifest
-from moekit.data.tokenize import tokenize
 from moekit.problems import MoekitError, Problem, error
 
 NAME = "python-docs"

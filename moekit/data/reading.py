@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from moekit.data.pair import Progress
+from moekit.data.checking.pair import Progress
 
 LINE_EVERY_S = 30.0
 

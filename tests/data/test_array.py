@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from moekit.cluster.profile import Cluster
-from moekit.data import array_status
-from moekit.data.array import Array, array_files, arrays, index_list, read_array
-from moekit.data.array_jobs import Submitted, still_there
-from moekit.data.array_submit import submit
+from moekit.data.array import status as array_status
+from moekit.data.array.jobs import Submitted, still_there
+from moekit.data.array.submit import submit
+from moekit.data.array.texts import Array, array_files, arrays, index_list, read_array
 from moekit.data.dataset import Dataset
 from moekit.data.plan import DataFolder, Plan, ShardRecord
 from moekit.launch.rundir import RunDir
@@ -69,7 +69,7 @@ def test_an_element_asks_for_what_the_description_says() -> None:
         "exec bash tokenize.sh 0",
     ]
     files = array_files(DATASET, FOLDER, Array(0, (0,)), CLUSTER, "/venv/bin/python")
-    words = ["/venv/bin/python", "-m", "moekit.data.array_task", "/fsx/moekit/data/some", "12"]
+    words = ["/venv/bin/python", "-m", "moekit.data.array.task", "/fsx/moekit/data/some", "12"]
     assert files["argv.python"].splitlines() == words
 
 
@@ -140,7 +140,7 @@ def test_the_body_runs_the_command_with_the_shards_number_and_no_shell_reads_it(
     assert done.returncode == 7
     heading, *said = done.stdout.splitlines()
     assert heading.startswith("shard 1003: job 17_2 on ")
-    assert said == ["-m", "moekit.data.array_task", HOSTILE, "12", "1003"]
+    assert said == ["-m", "moekit.data.array.task", HOSTILE, "12", "1003"]
 
     python.unlink()
     done = run_body(tmp_path, "0", SLURM_ARRAY_TASK_ID="2", PATH="/usr/bin:/bin")

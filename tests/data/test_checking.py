@@ -26,10 +26,10 @@ from made_shards import (
     write_record,
 )
 
-from moekit.data import pair as pair_module
-from moekit.data.check_given import remove_damaged
-from moekit.data.checking import Report, check_folder, check_pairs
-from moekit.data.pair import Expected, check_pair
+from moekit.data.checking import pair as pair_module
+from moekit.data.checking.folder import Report, check_folder, check_pairs
+from moekit.data.checking.given import remove_damaged
+from moekit.data.checking.pair import Expected, check_pair
 from moekit.data.places import load_record
 from moekit.data.plan import DataFolder, InputFile
 from moekit.data.shards import bin_path, idx_path
@@ -527,7 +527,7 @@ def test_megatron_reads_whole_shards_as_we_do(own: DataFolder) -> None:
 
 @pytest.mark.megatron
 def test_other_tokens_than_megatrons_are_told(own: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    from moekit.data import megatron_reads
+    from moekit.data.checking import megatron_reads
 
     whole = megatron_reads.open_shard
 
@@ -546,7 +546,7 @@ def test_other_tokens_than_megatrons_are_told(own: DataFolder, monkeypatch: pyte
 def test_without_megatron_it_says_so(own: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
-    from moekit.data.megatron_reads import with_megatron
+    from moekit.data.checking.megatron_reads import with_megatron
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MoekitError, match="`--megatron` needs megatron-core, and it is not installed"):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenized import write_rows, write_texts
 
-from moekit.data.documents import Tally, is_kept, texts_of
+from moekit.data.making.documents import Tally, is_kept, texts_of
 from moekit.data.plan import InputFile, Plan
 from moekit.problems import MoekitError
 

@@ -12,7 +12,8 @@ from test_look import write_pair
 from typer.testing import CliRunner
 
 from moekit.cli import app
-from moekit.data.hash_table import (
+from moekit.data.hash_table.files import count_tokens, read_record, table_file
+from moekit.data.hash_table.table import (
     METHODS,
     at_random,
     greedy,
@@ -23,7 +24,6 @@ from moekit.data.hash_table import (
     max_vio,
     problem_of,
 )
-from moekit.data.hash_table_files import count_tokens, read_record, table_file
 from moekit.problems import MoekitError
 
 
@@ -126,7 +126,7 @@ def test_what_is_no_table_is_said(table: np.ndarray, said: str) -> None:
 
 
 def test_tokens_are_counted_over_all_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moekit.data.hash_table_files.CHUNK_TOKENS", 7)
+    monkeypatch.setattr("moekit.data.hash_table.files.CHUNK_TOKENS", 7)
     random = np.random.default_rng(5)
     documents = [random.integers(0, 50, 23).tolist() for _ in range(4)]
     prefixes = [write_pair(tmp_path / "a", documents[:3]), write_pair(tmp_path / "b", documents[3:], "<i4")]

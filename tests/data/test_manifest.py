@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from made_shards import END, VOCABULARY, a_plan, own_data_set, some_documents, write_data_set, write_pair
 
-from moekit.data.checking import check_folder
+from moekit.data.checking.folder import check_folder
 from moekit.data.make_manifest import make_blend, make_manifest
 from moekit.data.manifest import fingerprint, not_as_listed, read_manifest
 from moekit.data.plan import DataFolder

@@ -34,7 +34,7 @@ def test_a_missing_package_is_named_with_the_way_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ):
     gone = {"datatrove", package}
-    for module in [name for name in sys.modules if name.split(".")[0] in gone or name == "moekit.data.part_making"]:
+    for module in [name for name in sys.modules if name.split(".")[0] in gone or name == "moekit.data.making.encoding"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)  # type: ignore[arg-type]
     with pytest.raises(MoekitError) as refused:
@@ -46,7 +46,7 @@ def test_a_missing_package_is_named_with_the_way_to_get_it(
 
 def test_importing_the_room_imports_none_of_the_heavy_packages():
     code = """
-import sys, moekit.data.quickstart, moekit.data.tokenizing, moekit.data.shards, moekit.data.commands
+import sys, moekit.data.quickstart, moekit.data.making.here, moekit.data.shards, moekit.data.commands
 heavy = {"datatrove", "tokenizers", "numpy", "torch", "loguru", "pyarrow"}
 heavy &= {name.split(".")[0] for name in sys.modules}
 assert not heavy, heavy
@@ -57,7 +57,7 @@ assert not heavy, heavy
 MEASURED = """
 import resource, sys
 from pathlib import Path
-from moekit.data.part_making import load_encoder, make_part
+from moekit.data.making.encoding import load_encoder, make_part
 from moekit.data.planning import folder_of, make_plan
 from tokenized import END, a_dataset
 root, text = Path(sys.argv[1]), Path(sys.argv[2])

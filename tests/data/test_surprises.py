@@ -24,10 +24,10 @@ from tokenized import (
     write_texts,
 )
 
-from moekit.data.documents import is_kept
+from moekit.data.making.documents import is_kept
+from moekit.data.making.here import tokenize_here
 from moekit.data.planning import differences, folder_of, make_plan, settle_plan
 from moekit.data.shards import open_shard
-from moekit.data.tokenizing import tokenize_here
 from moekit.problems import MoekitError
 
 
@@ -156,7 +156,7 @@ def test_11_what_a_failure_leaves_has_no_shards_name(tmp_path: Path):
 def test_12_no_worker_outlives_the_command():
     """test_tokenizing_killed.py kills it; here, a worker whose parent is not the one that started it does nothing."""
     done = subprocess.run(
-        [sys.executable, "-m", "moekit.data.worker", "/nowhere", "1"],
+        [sys.executable, "-m", "moekit.data.making.worker", "/nowhere", "1"],
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,

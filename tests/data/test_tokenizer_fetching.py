@@ -18,9 +18,10 @@ from hub import COMMIT, Hub, Repository, running, silent
 from small import END, small_tokenizer
 
 from moekit import share
-from moekit.data import tokenizer_fetching, tokenizer_hub
 from moekit.data.dataset import Dataset
-from moekit.data.tokenizer_fetching import fetch_tokenizer
+from moekit.data.tokenizer import fetching as tokenizer_fetching
+from moekit.data.tokenizer import hub as tokenizer_hub
+from moekit.data.tokenizer.fetching import fetch_tokenizer
 from moekit.problems import MoekitError
 
 FILES = {

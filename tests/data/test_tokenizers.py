@@ -13,8 +13,9 @@ import pytest
 from small import END, small_tokenizer
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from moekit.data import python_docs, tokenizers
-from moekit.data.tokenizers import read_tokenizer
+from moekit.data import python_docs
+from moekit.data.tokenizer import reading as tokenizers
+from moekit.data.tokenizer.reading import read_tokenizer
 from moekit.problems import MoekitError
 
 

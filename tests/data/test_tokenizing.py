@@ -22,11 +22,11 @@ from tokenized import (
     write_texts,
 )
 
-from moekit.data.part_making import BATCH_BYTES, _batches, _pieces
-from moekit.data.parts import Step, find_part, part_prefix
+from moekit.data.making.encoding import BATCH_BYTES, _batches, _pieces
+from moekit.data.making.here import tokenize_here
+from moekit.data.making.parts import Step, find_part, part_prefix
+from moekit.data.making.shards import find_shard, make_shard
 from moekit.data.planning import folder_of, make_plan, settle_plan
-from moekit.data.shard_making import find_shard, make_shard
-from moekit.data.tokenizing import tokenize_here
 from moekit.problems import MoekitError
 
 

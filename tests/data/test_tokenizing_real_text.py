@@ -10,7 +10,7 @@ from pyarrow import parquet
 from tokenized import a_dataset, plain, shard_bytes
 
 from moekit.data import python_docs
-from moekit.data.tokenizing import tokenize_here
+from moekit.data.making.here import tokenize_here
 
 
 @pytest.mark.long

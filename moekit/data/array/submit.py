@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from moekit.cluster.profile import Cluster
-from moekit.data.array import DEFAULT_ARRAY_TASKS, Array, array_files, arrays
-from moekit.data.array_jobs import jobs_folder, still_there, submissions_of, submitted
+from moekit.data.array.jobs import jobs_folder, still_there, submissions_of, submitted
+from moekit.data.array.texts import DEFAULT_ARRAY_TASKS, Array, array_files, arrays
 from moekit.data.dataset import Dataset
 from moekit.data.plan import DataFolder
 from moekit.launch import slurm, slurm_text

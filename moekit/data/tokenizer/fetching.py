@@ -19,9 +19,9 @@ from pathlib import Path
 from moekit.data.dataset import Dataset
 from moekit.data.dataset_rules import REPOSITORY
 from moekit.data.folders import locked, make_folder
-from moekit.data.hub_child import is_wanted
-from moekit.data.tokenizer_hub import fetch_from_hub
-from moekit.data.tokenizers import TokenizerFacts, read_tokenizer
+from moekit.data.tokenizer.hub import fetch_from_hub
+from moekit.data.tokenizer.hub_child import is_wanted
+from moekit.data.tokenizer.reading import TokenizerFacts, read_tokenizer
 from moekit.problems import MoekitError, error, shortened
 
 RECORD = "moekit.json"

@@ -1,7 +1,7 @@
 """A sample of documents read through Megatron's own IndexedDataset, mapped and not, and compared with our own reading.
 
-Run as a process of its own, since it imports torch: `python -m moekit.data.megatron_reads`, with a JSON list of
-prefixes on standard input and one of what is wrong, each `[prefix, sentence]`, on standard output.
+Run as a process of its own, since it imports torch: `python -m moekit.data.checking.megatron_reads`, with a JSON list
+of prefixes on standard input and one of what is wrong, each `[prefix, sentence]`, on standard output.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from moekit.data.checking import Finding, Report
+from moekit.data.checking.folder import Finding, Report
 from moekit.data.shards import open_shard
 from moekit.problems import error
 
@@ -32,11 +32,13 @@ def with_megatron(report: Report) -> Report:
     if importlib.util.find_spec("megatron") is None:
         raise error("`--megatron` needs megatron-core, and it is not installed", "run `pip install 'moekit[local]'`")
     prefixes = [str(shard.prefix) for shard in report.shards if not shard.findings and shard.pair]
-    command = [sys.executable, "-m", "moekit.data.megatron_reads"]
+    command = [sys.executable, "-m", "moekit.data.checking.megatron_reads"]
     done = subprocess.run(command, input=json.dumps(prefixes), capture_output=True, text=True, check=False)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        raise error(f"Megatron could not be asked: {last[0]}", "`python -m moekit.data.megatron_reads` says more")
+        raise error(
+            f"Megatron could not be asked: {last[0]}", "`python -m moekit.data.checking.megatron_reads` says more"
+        )
     remedy = "this is no known damage; please report it, with the shard's first kilobytes"
     wrong = {prefix: Finding("damaged", said, remedy) for prefix, said in json.loads(done.stdout.splitlines()[-1])}
     shards = tuple(

@@ -1,6 +1,6 @@
 """One element of a data set's array: makes one shard, or finishes what an earlier start of it has left.
 
-    python -m moekit.data.array_task FOLDER WORKERS SHARD
+    python -m moekit.data.array.task FOLDER WORKERS SHARD
 
 Its output is the element's log. Told to end, by a time limit or a person, it stops its workers and keeps what is
 finished. The exit code is 0 for a whole shard, 1 for a problem, 128 + the signal's number after one.
@@ -12,12 +12,12 @@ import signal
 import sys
 from pathlib import Path
 
-from moekit.data.parts import find_part, part_prefix
+from moekit.data.making.here import Stopped, stoppable
+from moekit.data.making.parts import find_part, part_prefix
+from moekit.data.making.progress import shown
+from moekit.data.making.shards import make_shard
 from moekit.data.places import load_plan
 from moekit.data.plan import DataFolder, Plan
-from moekit.data.progress import shown
-from moekit.data.shard_making import make_shard
-from moekit.data.tokenizing import Stopped, stoppable
 from moekit.problems import MoekitError, error, print_problems
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moekit.data.hash_table import METHODS, least_max_vio, load_of, make_table, max_vio
-from moekit.data.hash_table_files import Progress, count_tokens, read_published, table_file, write_table
+from moekit.data.hash_table.files import Progress, count_tokens, read_published, table_file, write_table
+from moekit.data.hash_table.table import METHODS, least_max_vio, load_of, make_table, max_vio
 from moekit.data.named import facts_of, shards_in
 from moekit.problems import did_you_mean, error, shortened
 from moekit.recipe.names import RUN_NAME

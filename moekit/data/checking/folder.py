@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from moekit.data.checking.pair import Expected, Pair, Progress, check_pair
+from moekit.data.checking.source_rows import compare_rows
 from moekit.data.manifest import Listed, Manifest, as_listed, fingerprint, prefix_of, read_manifest
-from moekit.data.pair import Expected, Pair, Progress, check_pair
 from moekit.data.places import load_plan, load_record
 from moekit.data.plan import DataFolder, Plan, ShardRecord
 from moekit.data.shards import bin_path, idx_path
-from moekit.data.source_rows import compare_rows
 from moekit.problems import MoekitError
 
 Kind = Literal["missing", "unfinished", "damaged", "swapped", "stale", "rows", "foreign", "tokenizer", "manifest"]

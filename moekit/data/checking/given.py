@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from moekit.data.checking import Report, check_folder, check_pairs, removable, token_files
+from moekit.data.checking.folder import Report, check_folder, check_pairs, removable, token_files
+from moekit.data.checking.pair import Expected, Progress
 from moekit.data.locking import locked
 from moekit.data.manifest import prefix_of, read_manifest
 from moekit.data.named import shards_of
-from moekit.data.pair import Expected, Progress
 from moekit.data.plan import DataFolder
 from moekit.data.shards import bin_path, idx_path
 from moekit.problems import MoekitError, error

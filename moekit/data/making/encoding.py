@@ -19,9 +19,9 @@ import numpy as np
 from datatrove.pipeline.tokens.megatron_tokenizer import MegatronDocumentTokenizer, MegatronTokenizedFile
 from loguru import logger
 
-from moekit.data.documents import Tally, texts_of
-from moekit.data.pair import Expected, check_pair
-from moekit.data.parts import Part, Progress, Step
+from moekit.data.checking.pair import Expected, check_pair
+from moekit.data.making.documents import Tally, texts_of
+from moekit.data.making.parts import Part, Progress, Step
 from moekit.data.plan import InputFile, Plan
 from moekit.data.shards import bin_path, idx_path
 from moekit.data.sources import HUB, check_unchanged

@@ -1,6 +1,6 @@
 """A worker process: tokenizes one input file after the other on one thread, with one tokenizer, as it is told.
 
-    python -m moekit.data.worker FOLDER PARENT
+    python -m moekit.data.making.worker FOLDER PARENT
 
 Standard input has a line of JSON for each file, `{"task": 0, "file": 3}`; standard output gets what becomes of it:
 lines `{"step": {...}}`, then `{"part": {...}}`, or `{"problem": {...}}`, which is its last. It ends with its input, and
@@ -17,8 +17,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
-from moekit.data.part_making import load_encoder, logged_to, make_part
-from moekit.data.parts import Part, Step, keep_part, part_prefix, temporary
+from moekit.data.making.encoding import load_encoder, logged_to, make_part
+from moekit.data.making.parts import Part, Step, keep_part, part_prefix, temporary
 from moekit.data.places import load_plan
 from moekit.data.plan import DataFolder, Plan
 from moekit.data.planning import tokenizer_file, unwritable

@@ -73,7 +73,7 @@ def array_files(dataset: Dataset, folder: DataFolder, array: Array, cluster: Clu
     """
     if problems := list(_unfit(dataset, cluster)):
         raise MoekitError(*problems)
-    command = [python, "-m", "moekit.data.array_task", str(folder.path), str(dataset.cpus_per_task)]
+    command = [python, "-m", "moekit.data.array.task", str(folder.path), str(dataset.cpus_per_task)]
     facts = {"offset": array.offset, "tasks": list(array.tasks)}
     return {
         "array.sbatch": _script(dataset, array, cluster),

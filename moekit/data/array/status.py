@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moekit.data.array_jobs import Submitted
+from moekit.data.array.jobs import Submitted
+from moekit.data.making.shards import find_shard
 from moekit.data.plan import DataFolder, Plan
-from moekit.data.shard_making import find_shard
 from moekit.launch.slurm_text import Job, number
 from moekit.problems import CONTROL
 from moekit.runs.logs import last_lines

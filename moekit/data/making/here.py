@@ -14,10 +14,10 @@ from typing import Any
 
 from moekit.data.dataset import Dataset
 from moekit.data.locking import locked
+from moekit.data.making.progress import shown
+from moekit.data.making.shards import find_shard, make_shards
 from moekit.data.plan import DataFolder, Plan, ShardRecord
 from moekit.data.planning import folder_of, make_plan, settle_plan
-from moekit.data.progress import shown
-from moekit.data.shard_making import find_shard, make_shards
 
 
 class Stopped(KeyboardInterrupt):

@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from moekit.cluster.profile import Cluster
-from moekit.data import array_status
-from moekit.data.array import DEFAULT_ARRAY_TASKS, array_files, arrays
-from moekit.data.array_jobs import submitted
-from moekit.data.array_submit import Sent, refuse_while_running, submit
+from moekit.data.array import status as array_status
+from moekit.data.array.jobs import submitted
+from moekit.data.array.submit import Sent, refuse_while_running, submit
+from moekit.data.array.texts import DEFAULT_ARRAY_TASKS, array_files, arrays
 from moekit.data.dataset import Dataset, find_dataset
 from moekit.data.locking import locked
+from moekit.data.making.shards import find_shard
 from moekit.data.places import load_plan
 from moekit.data.plan import DataFolder, Plan
 from moekit.data.planning import folder_of, make_plan, settle_plan
-from moekit.data.shard_making import find_shard
 from moekit.launch.folders import claim, write
 from moekit.problems import error, print_problems
 from moekit.runs.report import with_profile

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-from moekit.data.parts import Part, Progress, Step
+from moekit.data.making.parts import Part, Progress, Step
 from moekit.data.plan import DataFolder, Plan
 from moekit.problems import MoekitError, Problem, error
 
@@ -80,7 +80,7 @@ def make_parts(
 def _start(folder: DataFolder, said: queue.Queue[tuple[_Worker, dict[str, Any] | None]]) -> _Worker:
     errors = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the worker)
     process = subprocess.Popen(
-        [sys.executable, "-m", "moekit.data.worker", str(folder.path), str(os.getpid())],
+        [sys.executable, "-m", "moekit.data.making.worker", str(folder.path), str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moekit.data.array import Array, read_array
+from moekit.data.array.texts import Array, read_array
 from moekit.data.plan import DataFolder
 from moekit.launch import slurm, slurm_text
 from moekit.launch.rundir import RunDir

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moekit.data.hash_table import problem_of
+from moekit.data.hash_table.table import problem_of
 from moekit.data.look import open_index
 from moekit.data.shards import bin_path
 from moekit.problems import MoekitError, error

@@ -1,6 +1,6 @@
 """Fetches a tokenizer's files from the Hugging Face Hub, as a program of its own.
 
-    python -m moekit.data.hub_child OWNER/NAME REVISION FOLDER
+    python -m moekit.data.tokenizer.hub_child OWNER/NAME REVISION FOLDER
 
 A program, because its time can be bounded whatever the network does, and because what the client would print is kept
 off the terminal. It prints one JSON object: what it fetched, or which way it was refused. No token is ever in it.

@@ -31,7 +31,7 @@ def fetch_from_hub(repository: str, revision: str | None, copy: str | None, fold
     Raises:
         MoekitError: says what refused it and what can be done.
     """
-    command = [sys.executable, "-m", "moekit.data.hub_child", repository, revision or "", str(folder)]
+    command = [sys.executable, "-m", "moekit.data.tokenizer.hub_child", repository, revision or "", str(folder)]
     try:
         done = subprocess.run(
             command, capture_output=True, timeout=MOST_SECONDS, preexec_fn=die_with_parent, stdin=subprocess.DEVNULL

@@ -28,7 +28,7 @@ def tokenize(source: Path, tokenizer_file: Path, end_of_document: str, folder: P
     try:
         import orjson  # noqa: F401  (asked for only when the text is read)
 
-        from moekit.data.part_making import load_encoder, logged_to, make_part, one_thread
+        from moekit.data.making.encoding import load_encoder, logged_to, make_part, one_thread
     except ImportError as missing:
         raise missing_package(str(missing.name).split(".")[0]) from None
 

@@ -16,15 +16,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moekit.data.checking.pair import Expected, check_pair
 from moekit.data.locking import locked
-from moekit.data.pair import Expected, check_pair
-from moekit.data.parts import Part, Progress, Step, find_part, part_prefix, temporary
+from moekit.data.making.parts import Part, Progress, Step, find_part, part_prefix, temporary
+from moekit.data.making.workers import Job, make_parts
 from moekit.data.places import load_record
 from moekit.data.plan import DataFolder, Plan, ShardRecord
 from moekit.data.planning import tokenizer_file, unwritable, versions, write_json
 from moekit.data.shards import HEADER, MAGIC, TOKEN_TYPES, bin_path, idx_path
 from moekit.data.sources import missing_package
-from moekit.data.workers import Job, make_parts
 from moekit.problems import error
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from moekit.data.parts import Progress, Step
+from moekit.data.making.parts import Progress, Step
 
 LINE_S = 30.0
 """Between two lines, where standard error is no terminal."""

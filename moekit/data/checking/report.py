@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from moekit.data.checking import Finding, Report, ShardCheck
+from moekit.data.checking.folder import Finding, Report, ShardCheck
 from moekit.problems import shortened
 
 SHOWN_SHARDS = 40

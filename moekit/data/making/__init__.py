@@ -1,0 +1,1 @@
+"""Text to shards: worker processes make parts of them, one an input file, which are put one behind the other."""
