@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from moekit.data.hash_table_files import Record, read_record
+from moekit.data.hash_table.files import Record, read_record
 from moekit.data.named import facts_of
 from moekit.launch.rundir import hash_table_file
 from moekit.problems import MoekitError, Problem

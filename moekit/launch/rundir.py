@@ -184,7 +184,7 @@ def tokenizer_dir(shared_root: str | Path, name: str) -> Path:
 
 
 def hash_table_file(shared_root: str | Path, recipe: Recipe) -> Path | None:
-    """Where the table of a recipe's hash layers lies (moekit/data/hash_table_files.py); None where it names none."""
+    """Where the table of a recipe's hash layers lies (moekit/data/hash_table/files.py); None where it names none."""
     if not recipe.moe.hash_table or not recipe.data.name:
         return None
     return data_dir(shared_root, recipe.data.name) / "hash_tables" / f"{recipe.moe.hash_table}.npy"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moekit.data.pair import Expected, check_pair
+from moekit.data.checking.pair import Expected, check_pair
 from moekit.data.shards import HEADER, MAGIC, bin_path, idx_path
 
 END, VOCABULARY, DOCUMENT_TOKENS = 128_001, 128_256, 1_000

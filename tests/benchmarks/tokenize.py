@@ -34,7 +34,7 @@ BARE = """
 import json, sys, time
 from pyarrow import parquet
 from tokenizers import Tokenizer
-from moekit.data.part_making import BATCH_BYTES
+from moekit.data.making.encoding import BATCH_BYTES
 tokenizer = Tokenizer.from_file(sys.argv[1])
 tokenizer.encode_special_tokens = True
 texts = [text for path in sys.argv[2:] for text in parquet.read_table(path, columns=["text"])["text"].to_pylist()]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from job_runs import EXPERT_PARALLEL, JOB, TINY_MOE
 
-from moekit.data.hash_table import at_random, in_turns
+from moekit.data.hash_table.table import at_random, in_turns
 from moekit.job import hash_table
 
 pytestmark = pytest.mark.megatron
