@@ -45,6 +45,9 @@ bench: $(VENV)/dev.stamp
 	@$(RUN)/python tests/benchmarks/rehearse.py dense fp8 upcycle
 	@$(RUN)/python tests/benchmarks/runs.py
 	@$(RUN)/python tests/benchmarks/tokenize.py
+	@$(RUN)/python tests/benchmarks/check_shards.py
+	@$(RUN)/python tests/benchmarks/metrics.py
+	@$(RUN)/python tests/benchmarks/watch.py
 
 agree: $(VENV)/dev.stamp
 	@$(RUN)/python tests/differential/agree.py -n $(N) --seed $(SEED) --steps 200 --answers $(VENV)/agree.answers --shrink
