@@ -47,7 +47,7 @@ bench: $(VENV)/dev.stamp
 	@$(RUN)/python tests/benchmarks/tokenize.py
 	@$(RUN)/python tests/benchmarks/check_shards.py
 	@$(RUN)/python tests/benchmarks/metrics.py
-	@$(RUN)/python tests/benchmarks/watch.py
+	@$(RUN)/python tests/benchmarks/watch.py --steps 1000000
 
 agree: $(VENV)/dev.stamp
 	@$(RUN)/python tests/differential/agree.py -n $(N) --seed $(SEED) --steps 200 --answers $(VENV)/agree.answers --shrink
