@@ -8,6 +8,7 @@ MOEKIT_DEVICE     `cpu` or `gpu`
 MOEKIT_MEGATRON   a Megatron-LM checkout; unset: the installed megatron-core
 MOEKIT_STACK      `hybrid` for `pretrain_hybrid.py`, which trains hybrid stacks; unset: `pretrain_gpt.py`
 MOEKIT_ROUTING_TRACE_LAST_ITERS   trace the routing of this many last iterations too; unset: none
+MOEKIT_DIAGNOSE_INTERVAL   every so many iterations, look at router and experts (`diagnose.py`); unset: never
 MOEKIT_HASH_TABLE   the token-to-expert table that hash layers begin with; unset: Megatron's placeholder
 MOEKIT_KEEP_LAST, MOEKIT_KEEP_EVERY   checkpoints that stay: the newest so many, and the multiples; unset: all
 
@@ -76,6 +77,7 @@ def train(folder: Path, rank: int) -> None:
 def install(checkout: str | None) -> list[dict[str, str]]:
     """Everything but the face of wandb, which must be there first; the list of what was put in."""
     import cuda_on_cpu  # type: ignore[import-not-found]
+    import diagnose  # type: ignore[import-not-found]
     import fixes  # type: ignore[import-not-found]
     import hash_table  # type: ignore[import-not-found]
     import hooks  # type: ignore[import-not-found]
@@ -94,7 +96,8 @@ def install(checkout: str | None) -> list[dict[str, str]]:
         local_hybrid.install()
         installed.append(local_hybrid.INSTALLED)
     last_iters = int(os.environ.get("MOEKIT_ROUTING_TRACE_LAST_ITERS") or 0)
-    return [*installed, *fixes.install(), *upcycling.install(), *hash_table.install(), *hooks.install(last_iters)]
+    installed += [*fixes.install(), *upcycling.install(), *hash_table.install(), *hooks.install(last_iters)]
+    return [*installed, *diagnose.install(int(os.environ.get("MOEKIT_DIAGNOSE_INTERVAL") or 0))]
 
 
 if __name__ == "__main__":
