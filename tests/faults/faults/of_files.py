@@ -76,7 +76,7 @@ def checkpoints() -> list[Case]:
         *(at_rest(name, fault, harm, "stops", says=says) for name, fault, harm, says in stops),
         between("cut-between", f"{shard} is cut short", h.damage("__0_0.distcp", "cut")),
         between("tracker-between", "the tracker is empty", h.file(tracker, "empty")),
-        at_rest("late-bad", f"{shard} is missing", h.damage("__1_0.distcp", "remove"), start="late", step=56),
+        at_rest("late-bad", f"{shard} is missing", h.damage("__1_0.distcp", "remove"), start="late", step=52),
     ]
 
 
