@@ -38,6 +38,7 @@ ROOMS = {
     "resume": "moekit.runs.commands",
     "watch": "moekit.watch.commands",
     "compare": "moekit.watch.commands",
+    "router": "moekit.watch.commands",
     "track": "moekit.track.commands",
     "dashboard": "moekit.track.commands",
     "prove": "moekit.prove.commands",

@@ -113,3 +113,38 @@ def compare(
     width = shutil.get_terminal_size((100, 24)).columns
     for row in compare_text.lines(comparison, width):
         print(row)
+
+
+@app.command("router")
+def router(
+    run: RunArgument,
+    layer: Annotated[
+        str | None, typer.Option("--layer", metavar="NAME", help="One layer alone, as `layer_3` or `mtp_0_layer_0`.")
+    ] = None,
+    last: Annotated[int, typer.Option("--last", min=1, metavar="N", help="The last N counted and traced steps.")] = 1,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.svg", help="Write the experts' loads there, as heat maps.")
+    ] = None,
+    as_json: JsonOption = False,
+    profile: ProfileOption = None,
+) -> None:
+    """Show how evenly a run's routers load its experts: MaxVio per micro batch, global batch and sequence, by layer.
+
+    From counts of tokens per expert, from routing traces, or both: each says what it is of, and how much of it is
+    there. Beside MaxVio the load of the expert parallel ranks, experts without a token, and hash layers as such. It
+    reads files alone. RUN may also be a folder of counts without a recipe; then each rank's file stays apart.
+    """
+    from moekit.runs.look import find_run, roots
+    from moekit.watch.router import show
+
+    folder = Path(run)
+    if "/" in run and folder.is_dir() and not (folder / "recipe.yaml").exists():
+        report = show.apart(folder, last, layer)
+    else:
+        report = show.of_run(find_run(run, [] if "/" in run else roots(profile)), last, layer)
+    if plot is not None:
+        show.write_picture(report, plot)
+    if as_json:
+        print(json.dumps(report.as_json(), indent=1))
+        return
+    show.show(report)

@@ -1,0 +1,72 @@
+"""The edge of `moekit router`: needs numpy, prints, writes the picture."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moekit.launch.rundir import RunDir
+from moekit.problems import error
+
+if TYPE_CHECKING:
+    from moekit.watch.router.report import Report
+
+
+@contextmanager
+def _with_numpy() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        if missing.name != "numpy":
+            raise
+        raise error("`moekit router` needs numpy", "`moekit[local]` and `moekit[data]` bring it") from None
+
+
+def of_run(run: RunDir, last: int, layer: str | None) -> Report:
+    """The report on a run.
+
+    Raises:
+        MoekitError: there is nothing to report, or numpy is not installed.
+    """
+    with _with_numpy():
+        from moekit.watch.router.report import report
+    return report(run, last, layer)
+
+
+def apart(folder: Path, last: int, layer: str | None) -> Report:
+    """The report on files that no recipe explains.
+
+    Raises:
+        MoekitError: there are none, or numpy is not installed.
+    """
+    with _with_numpy():
+        from moekit.watch.router.report import report_apart
+    return report_apart(folder, last, layer)
+
+
+def show(report: Report) -> None:
+    """Print a report as text."""
+    from moekit.watch.router.render import lines
+
+    width = max(shutil.get_terminal_size((80, 24)).columns, 60)
+    for line in lines(report, width):
+        print(line)
+
+
+def write_picture(report: Report, path: Path) -> None:
+    """Write a report's heat maps, whole or not at all.
+
+    Raises:
+        MoekitError: it cannot be written.
+    """
+    from moekit.watch.router.render import picture
+
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        temporary.write_text(picture(report), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as failure:
+        raise error(f"cannot write `{path}`: {str(failure.strerror).lower()}", "give another path") from None
