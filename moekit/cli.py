@@ -39,6 +39,7 @@ ROOMS = {
     "watch": "moekit.watch.commands",
     "compare": "moekit.watch.commands",
     "router": "moekit.watch.commands",
+    "experts": "moekit.watch.commands",
     "track": "moekit.track.commands",
     "dashboard": "moekit.track.commands",
     "prove": "moekit.prove.commands",

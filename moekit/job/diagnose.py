@@ -39,8 +39,8 @@ def install(interval: int) -> list[Installed]:
 def activation_dumps() -> Installed | None:
     """Let `--save-activations-interval` work without Transformer Engine, and keep the forward's own values.
 
-    Megatron asks `isinstance` with the stand-ins it makes where there is no Transformer Engine, which raises. Recomputed
-    forwards, inside the backward pass, would take the place of the original ones.
+    Megatron asks `isinstance` with the stand-ins it makes where there is no Transformer Engine, which raises.
+    Recomputed forwards, inside the backward pass, would take the place of the original ones.
     """
     try:
         from megatron.training import activation_logging
@@ -169,7 +169,7 @@ def numbers(samples: list[Any], layers: int, experts: int) -> list[float]:
         row = rows[record["layer"]]
         by_expert = (("norms", "rows"), ("norms", "sum_l2"), ("zeros", "zeros"), ("zeros", "elements"))
         for i, (part, key) in enumerate(by_expert):
-            for expert, value in zip(record["experts"], record.get(part, {}).get(key, ())):
+            for expert, value in zip(record["experts"], record.get(part, {}).get(key, ()), strict=False):
                 row[i * experts + expert] = value
         of_all = (("flips", "tokens"), ("flips", "flipped"), ("dropped", "assignments"), ("dropped", "dropped"))
         row[4 * experts :] = [record.get(part, {}).get(key, 0) for part, key in of_all]
@@ -182,7 +182,7 @@ def metrics(total: list[float], layers: int, experts: int) -> dict[str, float]:
     for layer in range(layers):
         row = total[layer * (4 * experts + 4) : (layer + 1) * (4 * experts + 4)]
         counts, sums, zeros, elements = (row[i * experts : (i + 1) * experts] for i in range(4))
-        means = [norm / count for norm, count in zip(sums, counts) if count]
+        means = [norm / count for norm, count in zip(sums, counts, strict=True) if count]
         middle = median(means) if means else 0.0
         if middle > 0 and math.isfinite(middle):
             found[f"experts/norm_max_over_median_layer_{layer}"] = max(means) / middle

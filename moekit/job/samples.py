@@ -1,10 +1,10 @@
-"""What one micro batch says of each MoE layer: a dictionary a layer, of which each part is numbers or `refused`, a reason.
+"""What one micro batch says of each MoE layer: a record a layer, each part of it numbers or `refused`, a reason.
 
 step, time          Megatron's iteration from 1; seconds since the epoch
 block, layer        `decoder` or `mtp`, and the layer's number in the whole model from 0
 module              its name in this rank's part of the model
 rank, experts       this rank, and the global numbers of the experts it holds; lists below are in their order
-norms               rows, sum_l2: tokens and the sum of their output vectors' L2 norms, of each expert; width: of a vector
+norms               rows, sum_l2: tokens and the sum of their outputs' L2 norms, of each expert; width: of a vector
 flips               tokens: sampled; flipped: of those, which fp32 gives to another set of experts
 dropped             assignments: those the router chose; dropped: those that the capacity took away
 shared_over_routed  tokens; zero_routed: those without a routed part; sum, largest: of the ratios of the others' norms
@@ -21,6 +21,9 @@ from typing import Any, Callable, Iterator
 
 MOST_TOKENS = 1024
 """Sampled for the comparison with fp32, at even distances."""
+
+
+PADDED = ("moe_pad_expert_input_to_capacity", "moe_router_padding_for_quantization", "moe_router_padding_for_fp8")
 
 
 class Refused(Exception):
@@ -118,7 +121,8 @@ def _watch_layer(hooked: ExitStack, sample: Sample) -> None:
 
 def _watch_branches(hooked: ExitStack, sample: Sample) -> None:
     """Compare the shared experts' output, gated, with the routed experts', combined, before they are added."""
-    module, shared = sample.module, []
+    module = sample.module
+    shared: list[Any] = []
     try:
         branches_apart(module.config)
     except Refused as reason:
@@ -161,7 +165,7 @@ def eager(config: Any) -> None:
 
 def unpadded(config: Any) -> None:
     """Raises Refused where the experts compute rows that are no tokens."""
-    for name in ("moe_pad_expert_input_to_capacity", "moe_router_padding_for_quantization", "moe_router_padding_for_fp8"):
+    for name in PADDED:
         if getattr(config, name, False):
             raise Refused(f"`{name}` adds rows that are no tokens")
 

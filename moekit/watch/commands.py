@@ -148,3 +148,37 @@ def router(
         print(json.dumps(report.as_json(), indent=1))
         return
     show.show(report)
+
+
+@app.command("experts")
+def experts(
+    run: RunArgument,
+    iteration: Annotated[
+        int | None,
+        typer.Option("--iteration", min=1, metavar="N", help="The activation dump to read.", show_default="the newest"),
+    ] = None,
+    as_json: JsonOption = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.svg", help="Write the curves of the diagnostic steps there.")
+    ] = None,
+    profile: ProfileOption = None,
+) -> None:
+    """Show what a run's experts compute: output norms over the layer's median, and what its diagnostic steps saw.
+
+    Of diagnostic steps (`monitor.diagnose_interval`): norms, tokens that fp32 routes otherwise, dropped assignments,
+    shared over routed, zeros in each expert's gradient, the spread of the expert bias. Of activation dumps
+    (`monitor.activations_interval`): norms, and the RMS around latent projections. It reads files alone.
+    """
+    from moekit.runs.look import find_run, roots
+    from moekit.watch import look
+    from moekit.watch.experts import report as reporting
+
+    found = find_run(run, [] if "/" in run else roots(profile))
+    report = reporting.report(found.path, iteration)
+    if plot is not None:
+        look.write_svg(report.name, reporting.panels(report), plot)
+    if as_json:
+        print(json.dumps(report.as_json(), indent=1))
+        return
+    for row in reporting.lines(report, shutil.get_terminal_size((100, 24)).columns):
+        print(row)
