@@ -129,13 +129,19 @@ def shipped_datasets() -> list[str]:
 
 
 def _find(given: str) -> tuple[Path, str]:
-    """The file of a description, and how to call it."""
+    """The file of a description, and how to call it: by its path, or by a name, here or among the shipped ones.
+
+    Messages name a data set by its `name`, so `-` stands for `_` too.
+    """
     path = Path(given)
     if is_there(path, given):
         return path, given
-    shipped = share.folder("datasets") / f"{given.replace('-', '_')}.yaml"  # by its `name` as well
-    if "/" not in given and shipped.is_file():
-        return shipped, show(shipped)
+    files = [f"{word}.yaml" for word in dict.fromkeys((given, given.replace("-", "_")))] if "/" not in given else []
+    for file in files:
+        if is_there(Path(file), file):
+            return Path(file), file
+        if (shipped := share.folder("datasets") / file).is_file():
+            return shipped, show(shipped)
     names = shipped_datasets()
     several = f"give a file, or a shipped one: {', '.join(names)}"
     hint = did_you_mean(path.stem, names) or several

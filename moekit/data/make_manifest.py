@@ -52,7 +52,7 @@ def make_manifest(folder: Path, held_out: int = 0, progress: Progress = lambda _
         )
     if plan.is_sample:
         what = f"this is a sample, of {plan.limit:,} documents a file, and no data to train on"
-        raise error(what, f"`moekit data tokenize {plan.name}` without `--limit` makes all of it", str(folder))
+        raise error(what, f"`moekit data tokenize {plan.name.removesuffix('-sample')}` makes all of it", str(folder))
     refuse_path(there.prefix(plan.name, 0).absolute())  # before hours of reading
     report = check_folder(folder, sha256=True, progress=progress)
     wrong = [finding for finding in report.findings if finding.kind not in ("foreign", "manifest")]

@@ -180,6 +180,14 @@ def test_a_shipped_one_is_found_by_the_name_that_recipes_use() -> None:
     assert find_dataset("fineweb-edu").name == load("dense").recipe.data.name
 
 
+def test_one_s_own_is_found_by_its_name_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "name: our-own\nsource: [a.jsonl]\ntokenizer: t\nend_of_document: '</s>'\n"
+    Path("our_own.yaml").write_text(text)
+    assert find_dataset("our-own") == find_dataset("our_own") == find_dataset("our_own.yaml")
+    assert find_dataset("our-own").source == (str(tmp_path / "a.jsonl"),)
+
+
 def test_an_unknown_name_is_told_the_closest() -> None:
     with pytest.raises(MoekitError) as refused:
         find_dataset("finewebedu")

@@ -159,7 +159,8 @@ def _check_planned(
 
 def _tokenize(plan: Plan) -> str:
     """The command that finishes a plan."""
-    return f"`moekit data tokenize {plan.name}{f' --limit {plan.limit}' if plan.is_sample else ''}`"
+    name = plan.name.removesuffix("-sample")
+    return f"`moekit data tokenize {name}{f' --limit {plan.limit}' if plan.is_sample else ''}`"
 
 
 def _without_record(folder: DataFolder, plan: Plan, task: int, unreadable: str | None) -> Iterator[Finding]:

@@ -114,7 +114,7 @@ def summary(done: Tokenized) -> str:
         lines.append(f"  left out    {', '.join(left)}, of {said['rows']:,} rows")
     lines.append(f"  directory   {done.folder.path}")
     if done.plan.is_sample:
-        lines.append("  next        moekit data look; a sample is not trained on")
+        lines.append(f"  next        moekit data look {done.plan.name}; a sample is not trained on")
     else:
         lines.append(f"  next        moekit data manifest {done.plan.name}")
     return "\n".join(lines)
