@@ -1,0 +1,1 @@
+"""The router of a run: what its files say of load, weights and traffic."""
