@@ -40,6 +40,7 @@ ROOMS = {
     "compare": "moekit.watch.commands",
     "router": "moekit.watch.commands",
     "experts": "moekit.watch.commands",
+    "doctor": "moekit.doctor.commands",
     "track": "moekit.track.commands",
     "dashboard": "moekit.track.commands",
     "prove": "moekit.prove.commands",

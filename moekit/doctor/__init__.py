@@ -1,0 +1,1 @@
+"""From a symptom to its cause: `moekit doctor`."""
