@@ -121,9 +121,17 @@ class Grid:
             found.append("padded for quantization")
         return tuple(found)
 
+    @property
+    def padded_choices(self) -> bool:
+        """Whether traces too are of what is left behind capacity: Megatron's router pads its own map, and with exactly
+        top-k assignments a token, as at factor 1, its tracer takes that for choices (router_trace.py:353)."""
+        return bool(self.args.get("moe_pad_expert_input_to_capacity"))
+
     @cached_property
     def no_sequences(self) -> str:
         """Why rows of a trace cannot be put to sequences (handbook A.1), empty where row s * B + b is of sequence b."""
+        if self.padded_choices:
+            return "rows of a routing map that is padded to capacity are not the choices of tokens"
         packs = [name for name in ("sft", "reset_position_ids", "reset_attention_mask") if self.args.get(name)]
         if self.args.get("perform_rl_step") and self.args.get("rl_use_sequence_packing"):
             packs.append("rl_use_sequence_packing")

@@ -282,6 +282,7 @@ def _newest_calls(
     """(step, layer, `# (token, choice)`) of the last `last` steps before `end` of a trace, the last call first."""
     steps: set[int] = set()
     for line in _backwards(path, reading):
+        line = line[max(line.rfind(b'{"step"'), 0) :]  # behind what a killed writer left half written
         call: trace.Call | str = trace.parse(line, num_experts)
         chosen = call.experts.astype(np.int64) if isinstance(call, trace.Call) else None
         if isinstance(call, str) and call == trace.RANGE and b"-1" in line:

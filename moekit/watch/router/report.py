@@ -247,7 +247,9 @@ def _notes(reading: Reading, grid: Grid, rows: list[LayerRow], others: list[int]
     traced = reading.source == "trace"
     if grid.processed and not traced:
         yield f"counts are {', '.join(grid.processed)}: the experts' work, and not what the router asked for"
-    if traced and grid.args.get("moe_expert_capacity_factor") is not None:
+    if traced and grid.padded_choices:
+        yield f"choices are {', '.join(grid.processed)}: not what the router asked for"
+    elif traced and grid.args.get("moe_expert_capacity_factor") is not None:
         yield "a call in which tokens were dropped is not in a trace, so what is here is of calls without drops"
     if traced and reading.empty_files:
         yield f"{reading.empty_files} trace files are empty, as where tokens are dropped or under CUDA graphs"
