@@ -72,6 +72,11 @@ class AttemptDir:
         return self.path / "routing"
 
     @property
+    def diagnostics(self) -> Path:
+        """What diagnostic steps saw, one file a rank."""
+        return self.path / "diagnostics"
+
+    @property
     def exits(self) -> Path:
         """How each rank ended, `rank<r>.json`; a rank without one was killed."""
         return self.path / "exit"
@@ -310,6 +315,7 @@ def job_variables(recipe: Recipe) -> dict[str, str | None]:
     said = {
         "MOEKIT_HASH_TABLE": table,
         "MOEKIT_ROUTING_TRACE_LAST_ITERS": recipe.monitor.routing_trace_last_iters,
+        "MOEKIT_DIAGNOSE_INTERVAL": recipe.monitor.diagnose_interval,
         "MOEKIT_KEEP_LAST": recipe.checkpoint.keep_last,
         "MOEKIT_KEEP_EVERY": recipe.checkpoint.keep_every,
     }

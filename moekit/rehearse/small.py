@@ -209,6 +209,7 @@ _AT_MOST = {
     "monitor.params_interval": 2,
     "monitor.wgrads_interval": 2,
     "monitor.dgrads_interval": 2,
+    "monitor.diagnose_interval": 2,
     "monitor.routing_trace_max_training_iters": 2,
     "monitor.routing_trace_last_iters": 2,
 }

@@ -35,7 +35,7 @@ def test_the_attempt_takes_the_place_of_n(argument: str, replaced: str) -> None:
 def test_importing_the_files_of_the_job_does_nothing() -> None:
     script = """
 import sys
-import cuda_on_cpu, entry, exits, fixes, gpt, hooks, intervals, lines, wandb_face
+import cuda_on_cpu, diagnose, entry, exits, fixes, gpt, hooks, intervals, lines, samples, wandb_face, zeros
 assert not {"torch", "megatron", "wandb", "moekit"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(JOB)}, check=True)
@@ -88,6 +88,7 @@ def test_a_checkout_runs_its_own_script(tmp_path: Path, stack: dict[str, str], s
         "moekit: in this process: routing_trace",
         "moekit: in this process: metrics_before_checkpoint",
         "moekit: in this process: intervals",
+        "moekit: in this process: activation_dumps",
         "moekit: in this process: wandb_face",
     ]
     assert json.loads((tmp_path / "attempts/3/exit/rank0.json").read_text())["code"] == 16

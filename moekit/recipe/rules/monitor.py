@@ -50,7 +50,8 @@ def hooks_run_outside_graphs(recipe: Recipe, target: Target) -> Iterator[Violati
         return
     monitor = recipe.monitor
     hooked = [f"monitor.{name}_interval" for name in HOOKED if getattr(monitor, f"{name}_interval")]
-    for name in hooked + ["monitor.routing_trace"] * bool(monitor.routing_trace):
+    hooked += [f"monitor.{name}" for name in ("diagnose_interval", "routing_trace") if getattr(monitor, name)]
+    for name in hooked:
         yield Violation(
             (name, "model.cuda_graph_impl"),
             f"`{name}` sees nothing inside CUDA graphs",
@@ -119,7 +120,7 @@ def dumps_come_before_the_end(recipe: Recipe, target: Target) -> Iterator[Violat
     A warning: the run trains as it is written.
     """
     iters = recipe.train.iters
-    for name in DUMPS:
+    for name in (*DUMPS, "diagnose"):
         interval = getattr(recipe.monitor, f"{name}_interval")
         if interval and iters and interval > iters:
             yield Violation(
@@ -137,6 +138,7 @@ def there_are_experts_to_watch(recipe: Recipe, target: Target) -> Iterator[Viola
     watching = {
         "monitor.tokens_per_expert_interval": recipe.monitor.tokens_per_expert_interval,
         "monitor.routing_trace": recipe.monitor.routing_trace,
+        "monitor.diagnose_interval": recipe.monitor.diagnose_interval,
         "log.moe_per_layer": recipe.log.moe_per_layer,
     }
     for name, said in watching.items():

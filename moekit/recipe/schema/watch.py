@@ -74,6 +74,9 @@ class Monitor(Section):
     """The trace keeps the router's inputs too."""
     routing_trace_dump_weights: Annotated[bool | None, Flag("--moe-routing-trace-dump-weights", "A.1")] = None
     """The trace keeps the router's weights too."""
+    diagnose_interval: Annotated[int | None, AtLeast(1)] = None
+    """Steps between diagnostic ones: expert norms, routing in fp32, dropped assignments, zeros in gradients; written to
+    the attempt's `diagnostics/`, by moekit's hook. Null: none."""
     check_for_spiky_loss: Annotated[bool | None, Flag("--check-for-spiky-loss", "3.6")] = None
     """A loss far over the last ones is treated as a fault."""
     check_for_large_grads: Annotated[bool | None, Flag("--check-for-large-grads", "3.6")] = None

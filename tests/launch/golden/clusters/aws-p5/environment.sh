@@ -4,6 +4,7 @@ export MOEKIT_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib
 unset -v MOEKIT_SETUP_SCRIPT
 unset -v MOEKIT_HASH_TABLE
 unset -v MOEKIT_ROUTING_TRACE_LAST_ITERS
+unset -v MOEKIT_DIAGNOSE_INTERVAL
 unset -v MOEKIT_KEEP_LAST
 unset -v MOEKIT_KEEP_EVERY
 unset -v MOEKIT_PROFILED_NODES
