@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moekit.data.hash_table import in_turns
-from moekit.data.hash_table_files import table_file, write_table
+from moekit.data.hash_table.files import table_file, write_table
+from moekit.data.hash_table.table import in_turns
 from moekit.launch.hash_table_there import problems
 from moekit.launch.rundir import hash_table_file, job_variables
 from moekit.recipe.load import Loaded, load

@@ -218,7 +218,7 @@ def test_more_shards_than_an_array_may_have(slurm: Cluster, tmp_path: Path) -> N
 
 def test_slurms_own_limit_is_asked_for_and_is_the_one_that_sbatch_holds(slurm: Cluster, tmp_path: Path) -> None:
     from moekit.cluster.profile import find_cluster
-    from moekit.data.array_submit import max_array_tasks
+    from moekit.data.array.submit import max_array_tasks
 
     most = max_array_tasks(find_cluster(str(slurm.profile("limit", cpu_partition="cpu"))))
     assert most == 1001
