@@ -10,31 +10,24 @@ What is not there, or cannot be used, is missing and counted as such, never zero
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from moekit.problems import error
 from moekit.watch.counts import LayerKey
 from moekit.watch.layout import RankLayout
-from moekit.watch.rankfile import parse as parse_line
-from moekit.watch.router import trace
 from moekit.watch.router.grid import Grid, Layer
 from moekit.watch.router.loads import Counts, chosen_counts, once, sequence_counts
+from moekit.watch.router.newest import NOT_COUNTS, newest_calls, newest_counts
 
 Source = Literal["counts", "trace"]
 OTHER_BATCHES = "another number of micro batches"
-NOT_COUNTS = "not a record of counts"
 NO_SEQUENCES = "rows are not `train.micro_batch_size` sequences"
-_BLOCK_BYTES = 1 << 16
-_MOST_TOKENS = 1 << 40
-"""More than this in one count is no count."""
 
 
 @dataclass
@@ -118,7 +111,7 @@ def read_counts(folder: Path, grid: Grid, last: int, since: int = 0) -> Reading:
     ranks = list(grid.counting_ranks())
     for stage, rank in ranks:
         path = folder / f"rank{stage * grid.stage_ranks + rank}.jsonl"
-        for step, key, counts in _file_counts(path, last, since, reading):
+        for step, key, counts in newest_counts(path, last, since, reading.coverage.rejected):
             if counts.shape[1] != grid.experts.experts_per_rank:
                 raise error(
                     f"{counts.shape[1]} experts a rank in these counts, not {grid.experts.experts_per_rank}",
@@ -137,7 +130,7 @@ def read_apart(path: Path, last: int) -> tuple[Reading, Grid] | None:
     Its experts are its own and numbered from 0, its layers those of its pipeline stage. None without any record.
     """
     reading, found, experts = Reading("counts"), _Found(), 0
-    for step, key, counts in _file_counts(path, last, 0, reading):
+    for step, key, counts in newest_counts(path, last, 0, reading.coverage.rejected):
         experts = experts or counts.shape[1]
         if counts.shape[1] != experts:
             reading.coverage.rejected[NOT_COUNTS] += 1
@@ -158,7 +151,8 @@ def read_trace(folder: Path, grid: Grid, last: int, since: int = 0, end: float =
     ranks = list(grid.tracing_ranks())
     for stage, rank in ranks:
         path = folder / f"router_trace_rank{stage * grid.stage_ranks + rank}.jsonl"
-        for step, key, chosen in _newest_calls(path, grid.experts.num_experts, last, end, reading):
+        reading.empty_files += path.is_file() and path.stat().st_size == 0
+        for step, key, chosen in newest_calls(path, grid.experts.num_experts, last, end, reading.coverage.rejected):
             if step < since:
                 break
             own = None
@@ -222,115 +216,3 @@ def _layer(by_rank: dict[int, _Rank], wanted: list[int], grid: Grid, reading: Re
     shape = (0, most, grid.experts.num_experts)
     counts = np.stack(put) if put else np.zeros(shape, np.int64)
     return Load(counts, len(groups), np.concatenate(sequences) if sequences else None)
-
-
-def _file_counts(path: Path, last: int, since: int, reading: Reading) -> Iterator[tuple[int, LayerKey, Counts]]:
-    """(step, layer, `# (micro batch, own expert)`) of the last steps of one file."""
-    for record in _newest(path, "iter", last, reading):
-        key, counts = _count_record(record)
-        if key is None or counts is None:
-            reading.coverage.rejected[NOT_COUNTS] += 1
-        elif record["iter"] >= since:
-            yield record["iter"], key, counts
-
-
-def _count_record(record: dict[str, Any]) -> tuple[LayerKey | None, Counts | None]:
-    """(layer, `# (micro batch, own expert)`) of a line of counts; None for what is none."""
-    block, depth, layer = record.get("block"), record.get("mtp_idx"), record.get("layer")
-    natural = type(layer) is int and layer >= 0 and (depth is None or (type(depth) is int and depth >= 0))
-    if block not in ("decoder", "mtp") or not natural:
-        return None, None
-    try:
-        counts = np.array(record.get("tpe"))
-    except (ValueError, OverflowError):  # ragged, or larger than any integer
-        return None, None
-    if counts.ndim != 2 or counts.dtype.kind != "i" or not counts.size:
-        return None, None
-    if counts.min() < 0 or counts.max() >= _MOST_TOKENS:
-        return None, None
-    return LayerKey(str(block), depth, int(record["layer"])), counts.astype(np.int64, copy=False)
-
-
-def _newest(path: Path, index: str, last: int, reading: Reading) -> list[dict[str, Any]]:
-    """The records of the last `last` indices of one rank's file, in the file's order.
-
-    What a restart wrote again holds, and what the attempt before it had written from there on is no part of the run.
-    """
-    records: list[dict[str, Any]] = []
-    lowest, indices = None, 0
-    for line in _backwards(path, reading):
-        try:
-            record = parse_line(line, index)
-        except RecursionError:
-            record = None
-        if record is None or record[index] < 0:
-            reading.coverage.rejected[trace.NOT_JSON] += 1
-            continue
-        if lowest is not None and record[index] > lowest:
-            continue
-        if record[index] != lowest:
-            lowest, indices = record[index], indices + 1
-            if indices > last:
-                break
-        records.append(record)
-    return records[::-1]
-
-
-def _newest_calls(
-    path: Path, num_experts: int, last: int, end: float, reading: Reading
-) -> Iterator[tuple[int, LayerKey, Counts]]:
-    """(step, layer, `# (token, choice)`) of the last `last` steps before `end` of a trace, the last call first."""
-    steps: set[int] = set()
-    for line in _backwards(path, reading):
-        line = line[max(line.rfind(b'{"step"'), 0) :]  # behind what a killed writer left half written
-        call: trace.Call | str = trace.parse(line, num_experts)
-        chosen = call.experts.astype(np.int64) if isinstance(call, trace.Call) else None
-        if isinstance(call, str) and call == trace.RANGE and b"-1" in line:
-            call, chosen = _masked_call(line, num_experts)
-        if isinstance(call, str) or chosen is None:
-            reading.coverage.rejected[str(call)] += 1
-            continue
-        if call.step + 1 >= end:
-            continue
-        if call.step not in steps and len(steps) == last:
-            break
-        steps.add(call.step)
-        yield call.step + 1, call.layer, chosen
-
-
-def _masked_call(line: bytes, num_experts: int) -> tuple[trace.Call | str, Counts | None]:
-    """A call some of whose rows are -1 throughout, which marks what is no token (as DeepEP's indices do)."""
-    record = json.loads(line)
-    chosen = np.array(record["top_indices"])
-    masked = (chosen == -1).all(axis=-1)
-    if chosen.dtype.kind != "i" or ((chosen < 0).any(axis=-1) != masked).any():
-        return trace.RANGE, None
-    record["top_indices"] = np.where(masked[:, None], 0, chosen).tolist()
-    call = trace.parse(json.dumps(record).encode() + b"\n", num_experts)
-    return call, chosen.astype(np.int64)
-
-
-def _backwards(path: Path, reading: Reading) -> Iterator[bytes]:
-    """A file's lines with their ends, the last one first; what is behind the last line end is still being written."""
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return
-    with file:
-        place = file.seek(0, 2)
-        reading.empty_files += place == 0
-        rest, written = b"", False
-        while place:
-            size = min(max(_BLOCK_BYTES, len(rest)), place)
-            place = file.seek(place - size)
-            first, *lines = (file.read(size) + rest).split(b"\n")
-            for line in reversed(lines):
-                if written and line.strip():
-                    yield line + b"\n"
-                written = True
-            rest = first
-            if len(rest) > trace.LONGEST_LINE_BYTES:
-                reading.coverage.rejected[trace.TOO_LONG] += 1
-                return
-        if written and rest.strip():
-            yield rest + b"\n"

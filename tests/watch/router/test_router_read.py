@@ -18,7 +18,8 @@ from moekit.watch.counts import LayerKey
 from moekit.watch.router import trace
 from moekit.watch.router.grid import Grid, Layer, attempt_args
 from moekit.watch.router.loads import max_vio
-from moekit.watch.router.read import NO_SEQUENCES, NOT_COUNTS, OTHER_BATCHES, Reading, read_counts, read_trace
+from moekit.watch.router.newest import NOT_COUNTS
+from moekit.watch.router.read import NO_SEQUENCES, OTHER_BATCHES, Reading, read_counts, read_trace
 from moekit.watch.router.report import LayerRow, report, report_apart
 
 DATA = Path(__file__).parent / "data"
