@@ -15,8 +15,8 @@ Label = Literal["slow", "OOM", "blows up", "learns badly", "won't start"]
 _COMMON = frozenset(
     re.findall(
         r"\w+",
-        "a an and are as at be but by can do does for from get gets go goes has have in is it its more much my no not of"
-        " on or our out run runs so still than that the their there they this to up us very was we when where which"
+        "a an and are as at be but by can do does for from get gets go goes has have in is it its more much my no not"
+        " of on or our out run runs so still than that the their there they this to up us very was we when where which"
         " while why with",
     )
 )

@@ -108,7 +108,7 @@ class _Reader:
         """Whole lines."""
         before = self.triage.lines
         kinds = block.translate(None, _DIGITS).split(b"\n")
-        if set(kinds) - self._dull:
+        if not self._dull.issuperset(kinds):
             if len(self._dull) + len(self._telling) > _MOST_KINDS:
                 self._dull.clear()
                 self._telling.clear()
