@@ -122,6 +122,10 @@ def router(
         str | None, typer.Option("--layer", metavar="NAME", help="One layer alone, as `layer_3` or `mtp_0_layer_0`.")
     ] = None,
     last: Annotated[int, typer.Option("--last", min=1, metavar="N", help="The last N counted and traced steps.")] = 1,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", metavar="RUN", help="Compare the choices with this run's traces of the same tokens."),
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE.svg", help="Write the experts' loads there, as heat maps.")
     ] = None,
@@ -138,10 +142,11 @@ def router(
     from moekit.watch.router import show
 
     folder = Path(run)
-    if "/" in run and folder.is_dir() and not (folder / "recipe.yaml").exists():
+    if not against and "/" in run and folder.is_dir() and not (folder / "recipe.yaml").exists():
         report = show.apart(folder, last, layer)
     else:
-        report = show.of_run(find_run(run, [] if "/" in run else roots(profile)), last, layer)
+        found = [find_run(name, [] if "/" in name else roots(profile)) for name in (run, against) if name is not None]
+        report = show.of_run(found[0], last, layer, *found[1:])
     if plot is not None:
         show.write_picture(report, plot)
     if as_json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from moekit.watch.router import trace
 from moekit.watch.router.loads import Counts
 
 NOT_COUNTS = "not a record of counts"
+_STEP = re.compile(rb'\{"step": (\d{1,15}),')
 _BLOCK_BYTES = 1 << 16
 _MOST_TOKENS = 1 << 40
 """More than this in one count is no count."""
@@ -93,6 +95,12 @@ def newest_calls(
             break
         steps.add(call.step)
         yield call.step + 1, call.layer, chosen
+
+
+def traced_steps(path: Path) -> set[int]:
+    """The steps of which a trace has any line, counted from 1."""
+    found = (_STEP.match(line) for line in _backwards(path, Counter()))
+    return {int(step[1]) + 1 for step in found if step}
 
 
 def _masked_call(line: bytes, num_experts: int) -> tuple[trace.Call | str, Counts | None]:

@@ -7,6 +7,7 @@ from html import escape
 
 from moekit.problems import CONTROL
 from moekit.watch.chart import neighbours, shares
+from moekit.watch.router.agree import Disagreement
 from moekit.watch.router.report import LayerRow, Report, Section, Spread
 
 _FILES = 8
@@ -25,6 +26,9 @@ def lines(report: Report, width: int) -> Iterator[str]:
     for section in report.sections[: _FILES if report.experts is None else None]:
         yield ""
         yield from _section(section, width)
+    if report.disagreement:
+        yield ""
+        yield from _disagreement(report.disagreement)
     if report.experts is None and len(report.sections) > _FILES:
         yield f"\nand the files of {len(report.sections) - _FILES} more ranks, all in --json"
 
@@ -47,6 +51,18 @@ def _section(section: Section, width: int) -> Iterator[str]:
     for row in shown:
         blocks = "".join(block for block, _ in shares(row.load, width - margin))
         yield f"  {row.name:<{margin - 3}} {blocks}".rstrip()
+
+
+def _disagreement(found: Disagreement) -> Iterator[str]:
+    """The two numbers, and the first of them by layer."""
+    yield f"against {found.other}, step {found.step:,}, {found.compared:,} tokens in {len(found.layers)} layers:"
+    yield f"  {found.choices:.1%} of choices, one a token and layer, are of other experts"
+    yield f"  {found.tokens:.1%} of tokens have other experts in at least one layer"
+    for name, share in found.layers.items():
+        yield f"  {name}  {share:.1%}"
+    if found.left_out:
+        yield f"  the tokens of {found.left_out} ranks are left out: records are missing on a side"
+    yield "  rows are taken for the same tokens, as where both runs read the same data in the same order"
 
 
 def _steps(steps: Sequence[int]) -> str:

@@ -16,6 +16,7 @@ from moekit.watch.facts import facts_of
 from moekit.watch.metrics import attempts
 from moekit.watch.rankfile import Tail, parse
 from moekit.watch.router import loads
+from moekit.watch.router.agree import Disagreement
 from moekit.watch.router.grid import Grid, Layer, attempt_args
 from moekit.watch.router.loads import Counts, Values
 from moekit.watch.router.read import Load, Reading, read_apart, read_counts, read_trace
@@ -96,6 +97,8 @@ class Report:
     """None where no recipe says it."""
     balancing: str
     sections: list[Section]
+    disagreement: Disagreement | None = None
+    """With another run's choices, where one is asked for."""
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,15 +26,17 @@ def _with_numpy() -> Iterator[None]:
         raise error("`moekit router` needs numpy", "`moekit[local]` and `moekit[data]` bring it") from None
 
 
-def of_run(run: RunDir, last: int, layer: str | None) -> Report:
-    """The report on a run.
+def of_run(run: RunDir, last: int, layer: str | None, other: RunDir | None = None) -> Report:
+    """The report on a run, and how far it chooses as `other` does.
 
     Raises:
-        MoekitError: there is nothing to report, or numpy is not installed.
+        MoekitError: there is nothing to report or to compare, or numpy is not installed.
     """
     with _with_numpy():
+        from moekit.watch.router.agree import disagree
         from moekit.watch.router.report import report
-    return report(run, last, layer)
+    found = report(run, last, layer)
+    return found if other is None else replace(found, disagreement=disagree(run, other))
 
 
 def apart(folder: Path, last: int, layer: str | None) -> Report:

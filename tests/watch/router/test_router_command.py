@@ -34,6 +34,19 @@ def test_counts_and_trace_as_text() -> None:
     assert max(map(len, lines)) <= 80
 
 
+def test_the_page_shows_what_is_printed() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "router.md").read_text()
+    shown = page.partition("```text\n")[2].partition("```")[0]
+    assert shown == router("./pp2").stdout
+
+
+def test_against_another_run() -> None:
+    said = router("./pp2", "--against", "./pp2").stdout
+    assert "against pp2, step 4, 512 tokens in 4 layers:\n  0.0% of choices" in said
+    assert json.loads(router("./pp2", "--against", "./pp2", "--json").stdout)["disagreement"]["tokens"] == 0
+    assert router("./pp2", "--against", "./ep1").returncode == 1
+
+
 @pytest.mark.parametrize(("gone", "left"), [("checkpoints", "trace"), ("attempts/1/routing", "counts")])
 def test_one_source_alone(tmp_path: Path, gone: str, left: str) -> None:
     run = Path(shutil.copytree(DATA / "plain", tmp_path / "run"))
