@@ -216,16 +216,13 @@ def as_json(report: Report) -> dict[str, Any]:
         "title": report.title,
         "proofs": [vars(proof) for proof in report.proofs],
         "asked": [_symptom_json(one) for one in report.asked],
-        "findings": [
-            {**vars(one), "changes": [{"why": r.why, "base": r.base, "change": r.change} for r in one.changes]}
-            for one in report.findings
-        ],
+        "findings": [{**vars(one), "changes": [vars(r) for r in one.changes]} for one in report.findings],
         "looked_at": report.looked_at,
     }
 
 
 def _symptom_json(one: Symptom) -> dict[str, Any]:
-    changes = [{"why": r.why, "base": r.base, "change": r.change} for r in one.remedies]
+    changes = [vars(r) for r in one.remedies]
     return {**vars(one), "labels": list(one.labels), "remedies": changes}
 
 

@@ -41,6 +41,8 @@ class Remedy:
     change: Mapping[str, Any]
     """Sections and fields, as a recipe that inherits from `base` says them."""
     base: str = "first_moe"
+    profile: str = ""
+    """The cluster profile it is for; empty where any does."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from moekit.doctor.evidence import Log
 from moekit.doctor.report import of_logs
 from moekit.doctor.triage import Triage, read_log
 from moekit.recipe.load import sections
-from moekit.recipe.schema.markers import field_name  # noqa: F401  # the schema is whole once it is imported
 
 DATA = Path(__file__).parent / "data"
 NOISE = (DATA / "noise.log").read_bytes().splitlines()
@@ -94,8 +93,8 @@ def test_blocks_may_end_anywhere(block: int, monkeypatch: pytest.MonkeyPatch) ->
 
 
 WATCHDOG = (
-    "[rank{rank}]:[E1130 10:00:00.1 ProcessGroupNCCL.cpp:616] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] Watchdog caught"
-    " collective operation timeout: WorkNCCL(SeqNum={seq}, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000)"
+    "[rank{rank}]:[E1130 10:00:00.1 ProcessGroupNCCL.cpp:616] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] Watchdog"
+    " caught collective operation timeout: WorkNCCL(SeqNum={seq}, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000)"
     " ran for 600012 milliseconds before timing out."
 )
 REPORT = (
