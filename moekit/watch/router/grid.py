@@ -161,7 +161,7 @@ class Grid:
             return ()
         pattern = self.args.get("moe_layer_freq") or 1
         is_moe = list(pattern) if isinstance(pattern, list) else LayerPattern.parse(str(pattern)).is_moe(layers)
-        return tuple(Layer(LayerKey("decoder", None, layer)) for layer in range(layers) if is_moe[layer])
+        return tuple(Layer(LayerKey("decoder", None, layer)) for layer, moe in enumerate(is_moe) if moe)
 
     @property
     def hash_layers(self) -> int:

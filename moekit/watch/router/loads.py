@@ -24,7 +24,7 @@ def max_vio(counts: Counts) -> Values:
 
 def rank_loads(counts: Counts, expert_parallel: int) -> Counts:
     """Tokens of each expert parallel rank, which holds experts in a row. `# (..., expert) -> (..., rank)`"""
-    return counts.reshape(*counts.shape[:-1], expert_parallel, -1).sum(axis=-1)
+    return counts.reshape(*counts.shape[:-1], expert_parallel, counts.shape[-1] // expert_parallel).sum(axis=-1)
 
 
 def busiest_over_mean(loads: Counts) -> Values:

@@ -45,7 +45,7 @@ def _count_record(record: dict[str, Any]) -> tuple[LayerKey | None, Counts | Non
         return None, None
     if counts.ndim != 2 or counts.dtype.kind != "i" or not counts.size:
         return None, None
-    if counts.min() < 0 or counts.max() >= _MOST_TOKENS:
+    if counts.view(np.uint64).max() >= _MOST_TOKENS:  # one below 0 is a very large one here
         return None, None
     return LayerKey(str(block), depth, int(record["layer"])), counts.astype(np.int64, copy=False)
 

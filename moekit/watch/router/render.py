@@ -17,12 +17,13 @@ _TITLES = {"counts": "counts, behind the dispatch", "trace": "routing trace, ahe
 
 def lines(report: Report, width: int) -> Iterator[str]:
     """The report, a line at a time."""
+    name = CONTROL.sub("?", report.name)
     if report.experts is None:
-        yield f"{report.name}: no recipe says which experts and layers these are, so each rank's file stays apart;"
+        yield f"{name}: no recipe says which experts and layers these are, so each rank's file stays apart;"
         yield "experts are numbered within their rank, layers within their pipeline stage, and no load is a global one"
     else:
         over = f" over {report.expert_parallel} expert parallel ranks" if report.expert_parallel != 1 else ""
-        yield f"{report.name}: {report.experts} experts{over}, balanced by {report.balancing}"
+        yield f"{name}: {report.experts} experts{over}, balanced by {report.balancing}"
     for section in report.sections[: _FILES if report.experts is None else None]:
         yield ""
         yield from _section(section, width)

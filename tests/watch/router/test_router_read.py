@@ -101,6 +101,29 @@ def test_capacity_is_labelled_in_both_sources() -> None:
     assert all(row.max_vio_sequence is None for row in traced.layers)
 
 
+@pytest.mark.parametrize(
+    ("more", "label"),
+    [
+        ({"moe_router_padding_for_quantization": True}, "padded for quantization"),
+        ({"moe_router_padding_for_fp8": True}, "padded for quantization"),
+        ({"moe_expert_capacity_factor": 1.25}, "after capacity (factor 1.25)"),
+    ],
+)
+def test_counts_behind_anything_are_labelled(tmp_path: Path, more: dict[str, Any], label: str) -> None:
+    for rank in (0, 1):
+        write(tmp_path / "checkpoints" / "tokens_per_expert", f"rank{rank}.jsonl", count_line(1, [[1, 1], [2, 1]]))
+    (section,) = of(tmp_path, **more).sections
+    assert f"counts are {label}: the experts' work, and not what the router asked for" in section.notes
+    assert Grid.from_args(ARGS).processed == ()
+
+
+def test_forced_routing_is_a_control(tmp_path: Path) -> None:
+    write(tmp_path / "checkpoints" / "tokens_per_expert", "rank0.jsonl", count_line(1, [[1, 1], [2, 1]]))
+    (section,) = of(tmp_path, moe_router_force_load_balancing=True).sections
+    assert "routing is forced and not learnt: a control" in section.notes
+    assert "ranks without records: 1" in section.notes
+
+
 def test_a_real_resume_counts_its_last_attempt() -> None:
     folder = DATA.parent.parent / "data" / "run" / "checkpoints" / "tokens_per_expert"
     grid = Grid.from_args(ARGS | {"num_experts": 8, "num_layers": 4, "global_batch_size": 16, "micro_batch_size": 8})
