@@ -126,6 +126,12 @@ def router(
         str | None,
         typer.Option("--against", metavar="RUN", help="Compare the choices with this run's traces of the same tokens."),
     ] = None,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="The experts' weights too, from a trace with logits: flat, or too sharp.")
+    ] = False,
+    traffic: Annotated[
+        bool, typer.Option("--traffic", help="The nodes that a token reaches too, and the bytes that this costs.")
+    ] = False,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE.svg", help="Write the experts' loads there, as heat maps.")
     ] = None,
@@ -141,18 +147,19 @@ def router(
     from moekit.runs.look import find_run, roots
     from moekit.watch.router import show
 
-    folder = Path(run)
-    if not against and "/" in run and folder.is_dir() and not (folder / "recipe.yaml").exists():
+    folder, traced = Path(run), None
+    if not (against or weights or traffic) and "/" in run and folder.is_dir() and not (folder / "recipe.yaml").exists():
         report = show.apart(folder, last, layer)
     else:
         found = [find_run(name, [] if "/" in name else roots(profile)) for name in (run, against) if name is not None]
         report = show.of_run(found[0], last, layer, *found[1:])
+        traced = show.of_trace(found[0], weights, traffic, layer) if weights or traffic else None
     if plot is not None:
         show.write_picture(report, plot)
     if as_json:
-        print(json.dumps(report.as_json(), indent=1))
+        print(json.dumps(report.as_json() | (traced.as_json() if traced else {}), indent=1))
         return
-    show.show(report)
+    show.show(report, traced)
 
 
 @app.command("experts")

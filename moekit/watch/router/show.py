@@ -14,6 +14,7 @@ from moekit.problems import error
 
 if TYPE_CHECKING:
     from moekit.watch.router.report import Report
+    from moekit.watch.router.trace_report import TraceReport
 
 
 @contextmanager
@@ -50,13 +51,29 @@ def apart(folder: Path, last: int, layer: str | None) -> Report:
     return report_apart(folder, last, layer)
 
 
-def show(report: Report) -> None:
+def of_trace(run: RunDir, weights: bool, traffic: bool, layer: str | None) -> TraceReport:
+    """What the calls of a run's newest trace weigh and cost.
+
+    Raises:
+        MoekitError: there is no trace, or not what is asked for in it, or numpy is not installed.
+    """
+    with _with_numpy():
+        from moekit.watch.router.trace_report import trace_report
+    return trace_report(run, weights=weights, traffic=traffic, only=layer)
+
+
+def show(report: Report, traced: TraceReport | None = None) -> None:
     """Print a report as text."""
     from moekit.watch.router.render import lines
 
     width = max(shutil.get_terminal_size((80, 24)).columns, 60)
     for line in lines(report, width):
         print(line)
+    if traced is not None:
+        from moekit.watch.router import trace_report
+
+        for line in trace_report.lines(traced):
+            print(line)
 
 
 def write_picture(report: Report, path: Path) -> None:

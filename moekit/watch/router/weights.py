@@ -37,7 +37,7 @@ MOST_TOKENS = 0.5
 and max(q) at most `FLAT_SHARE` / top-k, too sharp where max(q) is at least `SHARP_SHARE`; a layer is where that is so
 of `MOST_TOKENS` of its tokens or more."""
 
-FLAT = "flat gate: the layer averages its top-k experts (HB 614, 3568)"
+FLAT = "flat gate, as new ones are: averages its top-k experts (HB 614, 3568)"
 SHARP = "too sharp: one expert has nearly all the weight (HB 590, 594)"
 NO_LOGITS = "without logits"
 NAMES = ("largest", "share", "entropy", "ratio", "rms", "output_rms", "mass")

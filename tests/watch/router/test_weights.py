@@ -49,7 +49,7 @@ def plain(logits: list[float], experts: list[int], score: Score) -> list[float]:
         if score.function == "sqrtsoftplus":
             found = [math.sqrt(value) for value in softplus]
         if len(found) > 1:
-            found = [value / math.fsum(found) for value in found]
+            found = [value / (math.fsum(found) + 1e-20) for value in found]
     return [value * score.scale for value in found]
 
 
