@@ -31,7 +31,7 @@ quickstart: $(VENV)/quickstart.stamp
 	@$(RUN)/moekit launch recipes/quickstart.yaml --name $(NAME)
 
 test: lint
-	@$(RUN)/python -m pytest -n 2 --dist loadgroup
+	@$(RUN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 test-fast: lint
 	@$(RUN)/python -m pytest -m "not train and not slurm and not long"

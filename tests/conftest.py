@@ -6,20 +6,32 @@ from pathlib import Path
 
 import pytest
 
-ROOMS = Path(__file__).parent
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the expected texts kept beside the tests")
 
 
-@pytest.hookimpl(tryfirst=True)
+def room(nodeid: str) -> str:
+    """The folder of a test; one machine has one Slurm."""
+    folder = nodeid.split("/")[1]
+    return "slurm" if folder == "faults" else folder
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A folder's tests go to one process, which prepares once what they share; one machine has one Slurm."""
-    for item in items:
-        room = item.path.relative_to(ROOMS).parts[0]
-        item.add_marker(pytest.mark.xdist_group("slurm" if item.get_closest_marker("slurm") else room))
-    items.sort(key=lambda item: item.get_closest_marker("slurm") is None)  # they wait more than they compute: first
+    """What waits more than it computes comes first."""
+    items.sort(key=lambda item: room(item.nodeid) != "slurm")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """A folder's tests go to one of the processes, which prepares once what they share."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByRoom(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return room(nodeid)
+
+    return ByRoom(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
