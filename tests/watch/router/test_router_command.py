@@ -99,6 +99,16 @@ def test_runs_without_anything(tmp_path: Path) -> None:
     )
 
 
+def test_numpy_is_asked_for() -> None:
+    script = "import sys; sys.modules['numpy'] = None; sys.argv = ['moekit', 'router', './ep1']\n"
+    command = [sys.executable, "-c", script + "from moekit.cli import main; main()"]
+    done = subprocess.run(command, cwd=DATA, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: `moekit router` needs numpy\n    hint: `moekit[local]` and `moekit[data]` bring it\n",
+    )
+
+
 def test_hash_layers_stand_beside_learned_ones() -> None:
     from moekit.watch.router.render import lines, picture
 

@@ -1,6 +1,7 @@
 """Counts and traces to arrays: what real runs wrote, random layouts against loops, and every trap of such files."""
 
 import json
+import random
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -224,6 +225,7 @@ def test_dense_runs_and_sizes_that_do_not_fit_are_refused() -> None:
         ({"num_experts": None}, "the run is dense"),
         ({"pipeline_model_parallel_size": 3}, "2 ranks cannot be split into 3 pipeline stages"),
         ({"expert_model_parallel_size": 3}, "2 ranks cannot be split into groups"),
+        ({"use_tp_pp_dp_mapping": True, "pipeline_model_parallel_size": 2}, "are not told apart by pipeline stage"),
     ):
         with pytest.raises(MoekitError, match=message):
             Grid.from_args(ARGS | more)
@@ -476,3 +478,28 @@ def test_without_a_recipe_files_stay_apart(tmp_path: Path) -> None:
         report_apart(DATA / "pp2" / "attempts" / "1" / "routing")
     with pytest.raises(MoekitError, match=r"and no `rank\*.jsonl` with counts"):
         report_apart(DATA)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damaged_files_are_messages_or_gaps(tmp_path: Path, seed: int) -> None:
+    """Bytes of real files turned, cut and doubled: what is read is never more than there was."""
+    rng = random.Random(seed)
+    run = Path(shutil.copytree(DATA / "ep1", tmp_path / "run"))
+    for path in (*run.glob("attempts/1/routing/*"), *run.glob("checkpoints/*/*")):
+        text = bytearray(path.read_bytes())
+        for _ in range(rng.randrange(1, 8)):
+            at = rng.randrange(len(text))
+            match rng.randrange(3):
+                case 0:
+                    text[at] = rng.choice(b'0-9e.,[]{}"\n\x00\xff')
+                case 1:
+                    del text[at : at + rng.randrange(1, 200)]
+                case 2:
+                    text[at:at] = text[at : at + rng.randrange(1, 200)]
+        path.write_bytes(text)
+    try:
+        sections = report(RunDir(run), 4).sections
+    except MoekitError:
+        return
+    for section in sections:
+        assert 0 <= section.found <= section.expected
