@@ -22,7 +22,9 @@ _LONGEST_KIND = 256
 _MOST_RANKS = 1 << 16
 _MOST_HOSTS = 64
 _DIGITS = b"0123456789"
-_BY_NUMBER = re.compile(rb"Errno|Xid|Client Error|[Ss]ignal|exitcode|code: |RC:|FAILED|Libfabric|GLIBC|CXXABI|FABRIC")
+_BY_NUMBER = re.compile(
+    rb"Errno|Received|Xid|Client Error|[Ss]ignal|exitcode|code: |RC:|FAILED|Libfabric|GLIBC|CXXABI|FABRIC"
+)
 """Kinds whose digits say what they are."""
 _EXCEPTION = re.compile(
     rb"^(?:\[rank\d+\]: ?|\d+: ?|\[\w+\]: ?)*(?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception)(?:: |$)"
@@ -73,7 +75,16 @@ class Triage:
         return self.last_progress > hit.last_line_number
 
 
-_PASSING = (UNNAMED, "hub_rate_limit", "hub_unreachable", "database_locked", "hub_auth", "nccl_remote", "cache_race")
+_PASSING = (
+    UNNAMED,
+    "hub_rate_limit",
+    "hub_unreachable",
+    "database_locked",
+    "hub_auth",
+    "nccl_remote",
+    "cache_race",
+    "missing_file",
+)
 """What may be caught and tried again."""
 
 

@@ -2,9 +2,9 @@
 
     python tests/benchmarks/doctor.py [--mb 1000] [--dir DIR]
 
-The log is what a real run on a CPU printed, its training again and again with other numbers, and at its end a watchdog's
-flood of 4,096 ranks with a GPU's fault in it. Prints a line; exits with 1 where the fault is not said first, or the peak
-memory is above 128 MiB.
+The log is what a real run on a CPU printed, its training again and again with other numbers, and at its end a
+watchdog's flood of 4,096 ranks, with a GPU's fault behind it. Prints a line; exits with 1 where the fault is not said
+first, or the peak memory is above 128 MiB.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from moekit.doctor.triage import read_log
 MOST_MIB = 128
 NOISE = Path(__file__).parents[1] / "doctor" / "data" / "noise.log"
 FLOOD = (
-    "[rank{rank}]:[E1130 ProcessGroupNCCL.cpp:616] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] Watchdog caught collective"
-    " operation timeout: WorkNCCL(SeqNum=100, OpType=ALLREDUCE) ran for 600012 milliseconds before timing out.\n"
+    "[rank{rank}]:[E1130 ProcessGroupNCCL.cpp:616] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] Watchdog caught"
+    " collective operation timeout: WorkNCCL(SeqNum=100, OpType=ALLREDUCE) ran for 600012 milliseconds.\n"
 )
 
 

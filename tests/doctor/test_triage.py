@@ -60,7 +60,7 @@ def test_a_log_with_a_cause_says_it(case: dict[str, Any]) -> None:
 
 def test_the_cases_are_many_and_public() -> None:
     assert len({case["cause"] for case in CASES}) == len(CASES) >= 60
-    assert {case["cause"] for case in CASES} == set(causes()) - {"watchdog_report"}
+    assert {case["cause"] for case in CASES} == set(causes()) - {"watchdog_report"}  # comes with a time-out
     assert sum("#" in case["from"] for case in CASES) >= 30
     assert sum(len(line) for line in noise()) > 500_000
 
@@ -94,7 +94,7 @@ def test_blocks_may_end_anywhere(block: int, monkeypatch: pytest.MonkeyPatch) ->
 
 WATCHDOG = (
     "[rank{rank}]:[E1130 10:00:00.1 ProcessGroupNCCL.cpp:616] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] Watchdog"
-    " caught collective operation timeout: WorkNCCL(SeqNum={seq}, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000)"
+    " caught collective operation timeout: WorkNCCL(SeqNum={seq}, OpType=ALLREDUCE, Timeout(ms)=600000)"
     " ran for 600012 milliseconds before timing out."
 )
 REPORT = (
