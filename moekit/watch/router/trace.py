@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -30,6 +31,7 @@ _MARK = b', "top_indices": [['
 _HEAD_BYTES = 4096
 _PIECE_BYTES = 1 << 24
 _BUFFER_BYTES = 1 << 20
+_BATCH_BYTES = 1 << 17
 _WAITING = 16
 
 NOT_JSON = "not JSON"
@@ -80,12 +82,26 @@ def calls(piece: Piece, skipped: Counter[str], num_experts: int | None = None) -
 
     An expert is out of range from `num_experts` on, or below 0. Raises `OSError` where the file cannot be read.
     """
-    for line in _lines(piece, skipped):
-        found = parse(line, num_experts)
-        if isinstance(found, str):
-            skipped[found] += 1
-        else:
-            yield found
+    for lines in _batches(_lines(piece, skipped)):
+        for found in _parse_together(lines, num_experts) or [parse(line, num_experts) for line in lines]:
+            if isinstance(found, str):
+                skipped[found] += 1
+            else:
+                yield found
+
+
+def _batches(lines: Iterator[bytes]) -> Iterator[list[bytes]]:
+    """Short lines that follow each other together, long ones alone."""
+    batch: list[bytes] = []
+    size = 0
+    for line in lines:
+        if batch and size + len(line) > _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(line)
+        size += len(line)
+    if batch:
+        yield batch
 
 
 def _lines(piece: Piece, skipped: Counter[str]) -> Iterator[bytes]:
@@ -112,19 +128,51 @@ def _pass_over(file: Any) -> None:
 
 def parse(line: bytes, num_experts: int | None = None) -> Call | str:
     """A whole line's call, or why it is none."""
-    mark = line.find(_MARK, 0, _HEAD_BYTES)
-    if mark > 0 and line.endswith(b"]]}\n"):
-        try:
-            fields = json.loads(line[:mark] + b"}")
-        except (ValueError, RecursionError):
-            fields = None
-        shape = _shape(fields)
+    if (head := _head(line)) is not None:
+        fields, shape, start = head
         # a number takes two bytes at least, so what a hostile shape makes us allocate is no more than the line
-        if shape is not None and 0 < 2 * shape[0] * shape[1] <= len(line):
-            experts = parse_rows(line, mark + len(_MARK) - 1, len(line) - 3, shape)
+        if 0 < 2 * shape[0] * shape[1] <= len(line):
+            experts = parse_rows(line, start, len(line) - 3, shape)
             if experts is not None:
                 return _call(fields, experts, num_experts)
     return _parse_odd(line, num_experts)
+
+
+def _head(line: bytes) -> tuple[dict[str, Any], tuple[int, int], int] | None:
+    """(fields ahead of the rows, (tokens, top-k), where the rows begin) of a line as Megatron spells it."""
+    mark = line.find(_MARK, 0, _HEAD_BYTES)
+    if mark < 0 or not line.endswith(b"]]}\n"):
+        return None
+    try:
+        fields = json.loads(line[:mark] + b"}")
+    except (ValueError, RecursionError):
+        return None
+    shape = _shape(fields)
+    return None if shape is None else (fields, shape, mark + len(_MARK) - 1)
+
+
+def _parse_together(lines: list[bytes], num_experts: int | None) -> list[Call | str] | None:
+    """As `parse` of each of several lines; None where one of them needs to be looked at by itself.
+
+    Their rows are put one behind the other as those of one line. A `[` in what is proven to be rows begins one, so
+    that there are as many in a line as it says shows that no row is another line's.
+    """
+    heads = [head for line in lines if (head := _head(line)) is not None]
+    topk = heads[0][1][1] if heads else 0
+    if len(lines) < 2 or len(heads) < len(lines) or any(shape[1] != topk for _, shape, _ in heads):
+        return None
+    rows = [line[start:-3] for line, (_, _, start) in zip(lines, heads, strict=True)]
+    if any(text.count(b"[") != shape[0] for text, (_, shape, _) in zip(rows, heads, strict=True)):
+        return None
+    text, tokens = b", ".join(rows), sum(shape[0] for _, shape, _ in heads)
+    experts = parse_rows(text, 0, len(text), (tokens, topk)) if 2 * tokens * topk <= len(text) else None
+    if experts is None:
+        return None
+    ends = accumulate(shape[0] for _, shape, _ in heads)
+    return [
+        _call(fields, experts[end - shape[0] : end], num_experts)
+        for (fields, shape, _), end in zip(heads, ends, strict=True)
+    ]
 
 
 def _parse_odd(line: bytes, num_experts: int | None) -> Call | str:

@@ -27,6 +27,9 @@ from moekit.watch.router.grid import Grid, Layer
 from moekit.watch.router.trace import Call
 from moekit.watch.router.weights import trace_paths
 
+_TOGETHER = 1 << 10
+"""Calls with fewer tokens are counted several at once."""
+
 
 @dataclass
 class LayerTraffic:
@@ -203,7 +206,17 @@ def _add_up(
     calls: Iterator[Call], owners: NDArray[np.int64], rank: int, gpus_per_node: int
 ) -> dict[LayerKey, LayerTraffic]:
     layers: dict[LayerKey, LayerTraffic] = {}
+    waiting: dict[tuple[LayerKey, int], list[NDArray[Any]]] = {}
+
+    def settle(key: tuple[LayerKey, int]) -> None:
+        one = count(np.concatenate(waiting.pop(key)), owners, rank, gpus_per_node)
+        layers.setdefault(key[0], LayerTraffic()).merge(one)
+
     for call in calls:
-        one = count(call.experts, owners, rank, gpus_per_node)
-        layers.setdefault(call.layer, LayerTraffic()).merge(one)
+        key = call.layer, call.experts.shape[1]
+        waiting.setdefault(key, []).append(call.experts)
+        if len(call.experts) >= _TOGETHER or len(waiting[key]) >= _TOGETHER // 16:
+            settle(key)
+    for key in list(waiting):
+        settle(key)
     return layers

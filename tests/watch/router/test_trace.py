@@ -2,6 +2,7 @@
 
 import json
 import random
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -85,6 +86,41 @@ def test_a_damaged_line_is_read_as_json_reads_it(rows: list[list[int]], data: st
             del text[place]
     call, wanted = parse(bytes(text)), expected(bytes(text))
     assert (call.experts.tolist() if isinstance(call, Call) else None) == wanted
+
+
+def damaged(text: bytes, chooser: random.Random) -> bytes:
+    """One byte of the line changed, or one that its shape says."""
+    place = chooser.randrange(len(text) - 1)
+    return text[:place] + bytes([chooser.choice(b"0123456789, []")]) + text[place + 1 :]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 400))
+@settings(max_examples=150, deadline=None)
+def test_lines_read_together_are_as_each_by_itself(seed: int, batch: int) -> None:
+    chooser = random.Random(seed)
+    texts = []
+    for step in range(12):
+        topk = chooser.choice((2, 2, 2, 3))
+        rows = [[chooser.randrange(120) for _ in range(topk)] for _ in range(chooser.randint(1, 4))]
+        text = line(rows, step=step, num_tokens=len(rows) + chooser.choice((0,) * 20 + (1, -1)))
+        texts.append(damaged(text, chooser) if chooser.random() < 0.05 else text)
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(trace, "_BATCH_BYTES", batch * 10)
+        path = Path(folder, "trace")
+        path.write_bytes(b"".join(texts))
+        found, skipped = read(path, 100)
+    alone = [parse(text, 100) for text in texts]
+    wanted = [one for one in alone if isinstance(one, Call)]
+    assert [(one[:3], one.experts.tolist()) for one in found] == [(one[:3], one.experts.tolist()) for one in wanted]
+    assert skipped == Counter(one for one in alone if isinstance(one, str))
+
+
+def test_no_line_takes_a_row_of_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(line([[1, 2], [3, 4]], num_tokens=3) + line([[5, 6], [7, 0]], num_tokens=1) + line([[1, 2]]))
+    found, skipped = read(path, 8)
+    assert [call.experts.tolist() for call in found] == [[[1, 2]]]
+    assert skipped == {trace.ROWS: 2}
 
 
 def test_no_gap_between_numbers_but_a_comma_and_a_space() -> None:
