@@ -245,7 +245,7 @@ def test_the_commands() -> None:
         *("check", "show", "flags", "diff", "new", "schema", "rules", "import"),
         *("rehearse", "init", "data"),
         *("launch", "status", "why", "list", "logs", "cancel", "resume"),
-        *("watch", "compare", "router", "experts", "track", "dashboard", "prove", "megatron"),
+        *("watch", "compare", "router", "experts", "doctor", "track", "dashboard", "prove", "megatron"),
     ]
 
 

@@ -108,13 +108,17 @@ def _cause(log: Log, hit: Hit, rest: Sequence[tuple[Log, Hit]], world: int, endi
     if log.triage.went_on(hit) and cause.tier != "drag":
         by.append("training went on after it")
         sure = "possible"
-    follows = [f"{causes()[one.key].cause} ({one.count:,} lines, first at {one.line_number:,})" for _, one in rest]
+    follows = [f"{causes()[one.key].cause} ({_lines(one)})" for _, one in rest]
     return Finding(hit.key, cause.cause, sure, by, cause.more, cause.remedy, cause.section, follows=follows)
 
 
 def _place(log: Log, hit: Hit) -> str:
     where = "/".join(log.path.parts[-3:]) if log.path.name else "line"
     return f"{where}{':' if log.path.name else ' '}{hit.line_number}: {hit.line}"
+
+
+def _lines(hit: Hit) -> str:
+    return f"{hit.count:,} lines, first {hit.line_number:,}" if hit.count > 1 else f"line {hit.line_number:,}"
 
 
 def _who(hit: Hit) -> str:

@@ -156,7 +156,7 @@ def test_one_node_of_sixteen_on_sockets_is_named_with_what_was_missing() -> None
     assert finding.key == "fabric_abi"
     assert "FABRIC_1.7" in finding.shown_by[0]
     assert list(triage.hits["nccl_socket"].hosts) == ["n9"]
-    assert finding.follows == ["NCCL moves data over TCP sockets and not over the fabric (1 lines, first at 910)"]
+    assert finding.follows == ["NCCL moves data over TCP sockets and not over the fabric (line 910)"]
 
 
 def test_what_makes_a_run_slow_stands_beside_what_ended_it() -> None:
