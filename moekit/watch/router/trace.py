@@ -22,6 +22,7 @@ import numpy as np
 
 from moekit.watch.counts import LayerKey
 from moekit.watch.router.digits import Experts, parse_rows
+from moekit.watch.router.sidecar import Part
 
 LONGEST_LINE_BYTES = 1 << 25
 """About 8 million choices; a longer line is passed over without being held."""
@@ -40,19 +41,6 @@ TOO_LONG = "too long"
 FOREIGN = "not a routing record"
 ROWS = "rows are not `num_tokens` x `topk`"
 RANGE = "expert out of range"
-
-
-class Part(NamedTuple):
-    """Where a sidecar file (`logits_rankR.bin`, `hidden_states_rankR.bin`) has a call's bfloat16 values."""
-
-    offset: int
-    rows: int
-    width: int
-
-    @property
-    def size(self) -> int:
-        """In bytes."""
-        return self.rows * self.width * 2
 
 
 class Call(NamedTuple):
@@ -227,23 +215,6 @@ def _part(fields: dict[str, Any], name: str, tokens: int) -> Part | None:
         return None
     part = Part(offset, shape[0], shape[1])
     return part if part.size == size and part.rows == tokens else None
-
-
-def load(path: Path, part: Part) -> np.ndarray[Any, np.dtype[np.float32]] | None:
-    """The values `# (token, width)` of a sidecar file, bfloat16 widened; None where the file ends before them."""
-    if part.size > 64 * LONGEST_LINE_BYTES:
-        return None
-    try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            if file.tell() < part.offset + part.size:
-                return None
-            file.seek(part.offset)
-            data = file.read(part.size)
-    except FileNotFoundError:
-        return None
-    wide = np.frombuffer(data, "<u2").astype(np.uint32) << 16
-    return wide.view(np.float32).reshape(part.rows, part.width)
 
 
 def pieces(paths: Sequence[Path], size: int = _PIECE_BYTES) -> list[Piece]:

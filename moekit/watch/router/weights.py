@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from moekit.problems import error
 from moekit.watch.counts import LayerKey
-from moekit.watch.router import trace
+from moekit.watch.router import sidecar, trace
 from moekit.watch.router.grid import Grid, Layer
 from moekit.watch.router.trace import Call
 
@@ -40,6 +40,8 @@ of `MOST_TOKENS` of its tokens or more."""
 FLAT = "flat gate, as new ones are: averages its top-k experts (HB 614, 3568)"
 SHARP = "too sharp: one expert has nearly all the weight (HB 590, 594)"
 NO_LOGITS = "without logits"
+_VALUES = 1 << 21
+"""So many logits are held at once."""
 NAMES = ("largest", "share", "entropy", "ratio", "rms", "output_rms", "mass")
 
 
@@ -246,14 +248,22 @@ def _add_up(
     layers: dict[LayerKey, LayerWeights] = {}
     without: Counter[str] = Counter()
     for call in calls:
-        usable = call.logits is not None and call.logits.width == num_experts
-        logits = trace.load(folder / f"logits_rank{call.rank}.bin", call.logits) if usable and call.logits else None
-        if logits is None:
+        path = folder / f"logits_rank{call.rank}.bin"
+        if call.logits is None or call.logits.width != num_experts or not (one := _of_call(call, path, score)):
             without[NO_LOGITS] += 1
-            continue
-        layer = layers.setdefault(call.layer, LayerWeights())
-        good = np.isfinite(logits).all(axis=1)
-        layer.not_finite += len(good) - int(good.sum())
-        found = weights(logits[good], call.experts[good], score)
-        layer.add(token_values(found, score), call.experts.shape[1])
+        else:
+            layers.setdefault(call.layer, LayerWeights()).merge(one)
     return layers, without
+
+
+def _of_call(call: Call, path: Path, score: Score) -> LayerWeights | None:
+    """A part of the tokens at a time; None where some of their logits are not there."""
+    found = LayerWeights()
+    for rows, part in call.logits.cut(_VALUES) if call.logits else ():
+        if (logits := sidecar.load(path, part)) is None:
+            return None
+        good = np.isfinite(logits).all(axis=1)
+        found.not_finite += len(good) - int(good.sum())
+        values = token_values(weights(logits[good], call.experts[rows][good], score), score)
+        found.add(values, call.experts.shape[1])
+    return found

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from moekit.watch.counts import LayerKey
 from moekit.watch.router import digits, trace
-from moekit.watch.router.trace import Call, Part, Piece, calls, load, over, parse
+from moekit.watch.router.sidecar import Part, load
+from moekit.watch.router.trace import Call, Piece, calls, over, parse
 
 FIELDS = {"step": 3, "stage": "pre_dispatch", "block": "decoder", "layer": 2, "rank": 1}
 PIECES = trace.pieces

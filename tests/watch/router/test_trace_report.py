@@ -9,7 +9,7 @@ import pytest
 
 from moekit.launch.rundir import RunDir
 from moekit.problems import MoekitError
-from moekit.watch.router import trace
+from moekit.watch.router import sidecar, trace
 from moekit.watch.router.grid import Grid
 from moekit.watch.router.trace_report import lines, ranks_per_node, trace_report
 from moekit.watch.router.weights import FLAT, Score
@@ -33,7 +33,7 @@ def test_weights_of_a_real_run() -> None:
         call = trace.parse(line, 8)
         assert isinstance(call, trace.Call)
         assert call.logits is not None
-        logits = trace.load(folder / "logits_rank0.bin", call.logits)
+        logits = sidecar.load(folder / "logits_rank0.bin", call.logits)
         assert logits is not None
         top = np.sort(np.argsort(-logits, axis=1)[:, :2], axis=1)
         assert (top == call.experts).all(axis=1).mean() > 0.95

@@ -201,7 +201,9 @@ def write_trace(folder: Path, calls: int = 3, **changes: Any) -> list[tuple[np.n
     return made
 
 
-def test_a_whole_trace(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [1, 40, 1 << 21])
+def test_a_whole_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    monkeypatch.setattr("moekit.watch.router.weights._VALUES", at_once)
     made = write_trace(tmp_path)
     with (tmp_path / "router_trace_rank1.jsonl").open("a") as file:
         file.write('{"step": 3, "half')
