@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,14 @@ import pytest
 from moekit.doctor.evidence import Evidence, gather
 from moekit.doctor.judge import shown
 from moekit.doctor.report import Report, findings, lines, looked_at
+from moekit.job.attempts import Attempt
+from moekit.job.endings import Ending
 from moekit.launch.rundir import RunDir
-from moekit.runs.history import read_history
+from moekit.runs.history import History, Start, read_history
 from moekit.runs.look import look_at
+from moekit.watch.derive import DeadExpert
+from moekit.watch.health import NORM_HIGH, Alert
+from moekit.watch.watching import LayerLoad
 
 CAPTURE = Path(__file__).parents[1] / "watch" / "data" / "run"
 NOISE = Path(__file__).parent / "data" / "noise.log"
@@ -133,6 +139,73 @@ def test_out_of_memory_of_one_rank(tmp_path: Path) -> None:
     text = "\n".join(lines(Report("demo", findings(found), looked_at(found))))
     assert "rank 5 of 8 ran out of GPU memory; no counts say" in text
     assert "attempts/1/train.log:" in text
+
+
+@pytest.mark.parametrize(
+    ("busiest", "sure", "said"), [(5.0, "sure", "it holds the experts"), (2.0, "likely", "another")]
+)
+def test_out_of_memory_on_the_busiest_rank(tmp_path: Path, busiest: float, sure: str, said: str) -> None:
+    log = "[rank5]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    found = evidence(make(tmp_path, "base: first_moe\n", healthy, MOE, log))
+    latest = {**found.picture.latest, "router/busiest_rank": busiest, "router/rank_imbalance": 1.84}
+    one = shown(replace(found, picture=replace(found.picture, latest=latest)))[0]
+    assert (one.symptom.key, one.sure) == ("one_rank_oom", sure)
+    assert said in one.sentence
+    assert "1.84 times the mean load" in one.sentence
+
+
+LAYERS = [LayerLoad(f"layer_{layer}", 0.5, 3.0 if layer == 0 else 0.4) for layer in range(16)]
+VIO = {"router/max_vio": 0.2, "router/max_vio_micro": 1.8}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "picture", "alerts", "key"),
+    [
+        ("first_moe", {"layers": LAYERS}, [], "first_layers_uneven"),
+        ("settings/balance_bias", {"latest": {"router/max_vio": 1.6}}, [], "bias_stays_uneven"),
+        ("settings/balance_quantile", {"latest": VIO}, [], "quantile_micro_uneven"),
+        ("settings/balance_global", {"latest": VIO}, [], "global_aux_slower"),
+        ("first_moe", {}, ["aux_blind"], "aux_one_gpu_slow"),
+        ("first_moe", {}, ["dead_expert"], "dead_with_aux"),
+        ("first_moe", {}, [NORM_HIGH], "expert_norm_before_spike"),
+        ("settings/experts_latent", {}, ["loss_above_best"], "latent_blows_up"),
+        (
+            "settings/muon",
+            {"dead": [DeadExpert("layer_8", 1, 9), DeadExpert("layer_9", 2, 9)]},
+            ["dead_expert"],
+            "muon_layers_collapse",
+        ),
+        (
+            "first_moe",
+            {"dead": [DeadExpert("layer_0", 1, 9)], "layers": LAYERS},
+            ["dead_expert"],
+            "first_layers_collapse",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_numbers_and_alerts_show(
+    tmp_path: Path, recipe: str, picture: dict[str, Any], alerts: list[str], key: str
+) -> None:
+    """Each as `moekit watch` derives it, put into a healthy run's; without it, it is not shown."""
+    found = evidence(make(tmp_path, f"base: {recipe}\n", healthy, MOE, ""))
+    assert key not in keys(shown(found))
+    begun = [Alert(name, 1, 200, 0.0, "warn", f"{name} began", "", 1.0, 0.5) for name in alerts]
+    seen = replace(
+        found.picture, counted_step=2000, facts=replace(found.picture.facts, aux_losses=("load_balancing_loss",))
+    )
+    assert key in keys(shown(replace(found, picture=replace(seen, **picture), alerts=begun)))
+
+
+def test_exit_16_twice_on_one_node(tmp_path: Path) -> None:
+    found = evidence(make(tmp_path, "base: first_moe\n", healthy, MOE, ""))
+
+    def start(number: int, node: str) -> Start:
+        return Start(Attempt(number, Ending("rerun", "exit 16"), met=((0, node),)), False, "exit 16", "")
+
+    twice = replace(found, history=History((start(1, "n1"), start(2, "n1"))))
+    assert "exit_16_twice" in keys(shown(twice))
+    assert "exit_16_twice" not in keys(shown(replace(found, history=History((start(1, "n1"), start(2, "n2"))))))
 
 
 def test_upcycling_and_overlap(tmp_path: Path) -> None:

@@ -131,6 +131,16 @@ def test_out_of_memory_is_before_the_flood() -> None:
     assert triage.found[0].ranks == {5}
 
 
+def test_a_killed_rank_is_before_those_that_lost_it() -> None:
+    """As a real run on two nodes printed it."""
+    lost = "[rank1]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:44423."
+    killed = (
+        "E1130 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -9) local_rank: 0 (pid: 4129)"
+    )
+    triage = read(log_with([lost, killed, "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"], LINES))
+    assert [hit.key for hit in triage.found] == ["rank_killed", "nccl_remote", "task_failed"]
+
+
 def test_the_rank_with_the_oldest_completed_collective_is_named() -> None:
     triage = read(log_with(flood(list(range(16)), {11: 42}), LINES))
     assert first_cause(triage) == "watchdog_timeout"
