@@ -116,18 +116,37 @@ def stored(folder: Path) -> Parts:
         UnreadableError: it is no whole pickle of torch's.
         OSError: it cannot be read.
     """
+    found: Parts = {}
+    for index, part in _places(folder):
+        found.setdefault(index.get("fqn", ""), []).append(part)
+    return found
+
+
+def first_indices(folder: Path, ending: str) -> dict[str, list[tuple[int, tuple[str, int, int]]]]:
+    """Of what is stored under names with this ending: each part, with the index along the first dimension where it
+    begins; Megatron stacks the layers of a stack of equal ones there.
+
+    Raises:
+        UnreadableError, OSError: as `stored`.
+    """
+    found: dict[str, list[tuple[int, tuple[str, int, int]]]] = {}
+    for index, part in _places(folder):
+        if index.get("fqn", "").endswith(ending):
+            found.setdefault(index["fqn"], []).append(((index.get("offset") or (0,))[0], part))
+    return found
+
+
+def _places(folder: Path) -> Iterator[tuple[dict[str, Any], tuple[str, int, int]]]:
+    """What each part is, and its file, offset and length."""
     with (folder / ".metadata").open("rb") as file:
         metadata = _unpickled(file, ".metadata")
     data = getattr(metadata, "storage_data", None)
     if not isinstance(data, dict):
         raise UnreadableError("`.metadata` does not say which files there are")
-    found: Parts = {}
     for index, place in data.items():
         said = vars(place)
         with contextlib.suppress(KeyError):  # of a torch that says it otherwise: nothing is known of this part
-            part = said["relative_path"], said["offset"], said["length"]
-            found.setdefault(vars(index).get("fqn", ""), []).append(part)
-    return found
+            yield dict(vars(index)), (said["relative_path"], said["offset"], said["length"])
 
 
 def saved_arguments(folder: Path) -> dict[str, Any]:

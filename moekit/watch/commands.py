@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moekit.problems import error
 from moekit.recipe.commands import JsonOption
 from moekit.runs.commands import ProfileOption, RunArgument
 
@@ -183,8 +184,13 @@ def experts(
     """
     from moekit.runs.look import find_run, roots
     from moekit.watch import look
-    from moekit.watch.experts import report as reporting
 
+    try:
+        from moekit.watch.experts import report as reporting
+    except ModuleNotFoundError as missing:
+        if missing.name != "numpy":
+            raise
+        raise error("`moekit experts` needs numpy", "`moekit[local]` and `moekit[data]` bring it") from None
     found = find_run(run, [] if "/" in run else roots(profile))
     report = reporting.report(found.path, iteration)
     if plot is not None:

@@ -12,7 +12,7 @@ import pytest
 from job_runs import EXPERT_PARALLEL, EXPERTS, FULL_RECOMPUTE, LAYERS, SAVE, TINY_MOE, TOPK, read_lines, read_metrics
 
 from moekit.job import diagnose
-from moekit.watch.experts import diagnostics, dumps
+from moekit.watch.experts import bias, diagnostics, dumps
 from moekit.watch.metrics import MetricsReader
 
 pytestmark = pytest.mark.megatron
@@ -140,6 +140,29 @@ def test_dropped_assignments_and_what_is_refused(tmp_path: Path, launch: Callabl
         assert kept <= 128
         assert line["flips"] == {"refused": "`moe_expert_capacity_factor` changes what is chosen"}
         assert "shared_over_routed" not in line
+
+
+@pytest.mark.train
+def test_the_bias_of_a_checkpoint_is_what_torch_reads(diagnosed: Path, tmp_path: Path) -> None:
+    import shutil
+
+    from torch.distributed import checkpoint
+
+    folder = diagnosed / "checkpoints"
+    name = "decoder.layers.mlp.router.expert_bias"
+    state = {name: torch.zeros(LAYERS, EXPERTS)}
+    checkpoint.load(state, checkpoint_id=folder / "iter_0000004", no_dist=True)
+    biases, skipped = bias.read(folder, EXPERTS)
+    assert (list(biases), skipped) == ([4], [])
+    assert {layer: values.tolist() for layer, values in biases[4].items()} == {
+        f"layer_{layer}": state[name][layer].tolist() for layer in range(LAYERS)
+    }
+    assert bias.spread(biases[4]["layer_0"]) == float(state[name][0].max() - state[name][0].min()) > 0
+    copy = tmp_path / "iter_0000004"
+    shutil.copytree(folder / copy.name, copy)
+    (copy / ".metadata").write_bytes((copy / ".metadata").read_bytes()[:-20])
+    assert [one.partition(":")[0] for one in bias.read(tmp_path, EXPERTS)[1]] == ["checkpoint 4"]
+    assert bias.read(folder, EXPERTS - 1)[1][0].endswith("has 8 values for 7 experts")
 
 
 # The router's sets, on a real router

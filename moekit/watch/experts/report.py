@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moekit.problems import MoekitError, error
-from moekit.watch.experts import diagnostics, dumps
+from moekit.watch.experts import bias, diagnostics, dumps
+from moekit.watch.experts.bias import Biases
 from moekit.watch.experts.diagnostics import Diagnostics, LayerSample
 from moekit.watch.experts.dumps import Dump
 from moekit.watch.experts.norms import LayerNorms
@@ -34,6 +35,9 @@ class Report:
     """None where there is none, or `no_dump` says why it is not read."""
     no_dump: str
     diagnostics: Diagnostics
+    biases: Biases
+    """Of the checkpoints that are there; empty without an expert bias."""
+    skipped_checkpoints: list[str]
 
     def as_json(self) -> dict[str, Any]:
         """All of it."""
@@ -54,6 +58,11 @@ class Report:
             str(step): {name: diagnostics.as_json(one) for name, one in layers.items()}
             for step, layers in steps.items()
         }
+        found["expert_bias_spread"] = {
+            str(step): {name: diagnostics.finite(bias.spread(values)) for name, values in layers.items()}
+            for step, layers in self.biases.items()
+        }
+        found["skipped_checkpoints"] = self.skipped_checkpoints
         return {**found, "no_dump": self.no_dump, "steps": by_step, "skipped_lines": self.diagnostics.skipped}
 
 
@@ -73,7 +82,11 @@ def report(run_dir: Path, iteration: int | None = None) -> Report:
     if args and not args.get("num_experts"):
         raise error(f"`{run_dir.name}` is dense: it has no experts")
     steps = diagnostics.read(run_dir, int(args.get("num_experts") or 0))
-    if not there and not steps.steps:
+    if not args:
+        raise error(f"`{run_dir.name}` has not logged Megatron's arguments yet, which say how its experts are laid out")
+    biased = bool(args.get("moe_router_enable_expert_bias"))
+    biases, skipped = bias.read(run_dir / "checkpoints", int(args["num_experts"])) if biased else ({}, [])
+    if not there and not steps.steps and not biases:
         raise error(
             f"`{run_dir.name}` has written nothing of its experts",
             "`monitor.diagnose_interval` and `monitor.activations_interval` of the recipe ask for it",
@@ -84,7 +97,7 @@ def report(run_dir: Path, iteration: int | None = None) -> Report:
             dump = dumps.read(run_dir, iteration if iteration is not None else there[-1], dumps.Shape.of(args))
         except MoekitError as refused:
             no_dump = f"activation dumps are not read: {refused.problems[0].what}"
-    return Report(run_dir.name, dumps.weights_in(args), dump, no_dump, steps)
+    return Report(run_dir.name, dumps.weights_in(args), dump, no_dump, steps, biases, skipped)
 
 
 def lines(report: Report, width: int) -> Iterator[str]:
@@ -107,6 +120,8 @@ def lines(report: Report, width: int) -> Iterator[str]:
         yield f"  diagnostic step {step}, of {len(report.diagnostics.steps)}: the first micro batch of all ranks"
         yield from _norm_rows({name: one.norms for name, one in layers.items() if one.norms is not None}, width)
         yield from _sample_rows(layers)
+    yield from _bias_rows(report.biases)
+    yield from (f"  skipped: {reason}" for reason in report.skipped_checkpoints)
     if report.diagnostics.skipped:
         yield f"  {report.diagnostics.skipped} lines of diagnostics could not be read"
 
@@ -153,6 +168,19 @@ def _latent_rows(dump: Dump) -> Iterator[str]:
     """The RMS around the latent projections; it compares across widths (handbook 3.4)."""
     for name, of in dump.latent.items():
         yield f"  {name}: RMS " + ", ".join(f"{key} {_figure(rms.value)}" for key, rms in of.items())
+
+
+def _bias_rows(biases: Biases) -> Iterator[str]:
+    """A row a checkpoint: the layer whose expert biases are farthest apart."""
+    if not biases:
+        return
+    yield ""
+    yield "  expert bias in the checkpoints: the largest less the smallest of a layer"
+    for step, layers in biases.items():
+        spreads = {name: bias.spread(values) for name, values in layers.items()}
+        widest = max(spreads, key=lambda name: spreads[name])
+        median = float(np.median(list(spreads.values())))
+        yield f"  step {step:>9,}: {_figure(spreads[widest])} in {widest}, median of the layers {_figure(median)}"
 
 
 def _sample_rows(layers: Mapping[str, LayerSample]) -> Iterator[str]:
