@@ -66,7 +66,9 @@ def _numbers(text: np.ndarray[Any, np.dtype[np.uint8]], topk: int) -> np.ndarray
     written = len(text) - 2 * (len(last) - 1) - 2 * rows - len(last)  # digits beyond the first of each number
     width = int(np.count_nonzero(value >= 10))
     if width != written:  # some have more than two digits, or begin with a 0
-        ahead = figure.take(last - 2) * is_digit.take(last - 1)  # the two before, if the number goes on there
-        value = value + ahead * np.uint16(100)
-        width = sum(int(np.count_nonzero(value >= power)) for power in (10, 100, 1000))
+        ahead = np.zeros_like(figure)  # at a digit: the two before the last two, if the number goes on there
+        np.multiply(figure[:-2], is_digit[:-2] & is_digit[1:-1], out=ahead[2:])
+        hundreds = ahead.take(last)
+        width = sum(map(np.count_nonzero, ((value >= 10) | (hundreds > 0), hundreds, hundreds >= 10)))
+        value = value + hundreds * np.uint16(100)
     return value if width == written else None

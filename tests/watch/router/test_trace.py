@@ -129,6 +129,8 @@ def test_no_gap_between_numbers_but_a_comma_and_a_space() -> None:
     for text in (b"[[,  12 3]]", b"[[, 1 2]]", b"[[1 2, , 3]]", b"[[1, 2], 3, 4[]]"):
         assert digits.parse_rows(text, 1, len(text) - 1, (1, 2)) is None
         assert digits.parse_rows(text, 1, len(text) - 1, (2, 2)) is None
+    for text in (b"[[7,12, , x3]]", b"[[7]12, , x3]]", b"[[7]12, , xx3]]", b"[[1 12, 1, x x3]]", b"[[,  12 3, x4]]"):
+        assert digits.parse_rows(text, 1, len(text) - 1, (1, 3)) is None, text
     assert digits.parse_rows(b"[[07, 1]]", 1, 8, (1, 2)) is None
     assert digits.parse_rows(b"[[1, 1234]]", 1, 10, (1, 2)).tolist() == [[1, 1234]]  # type: ignore[union-attr]
     assert digits.parse_rows(b"[[12, 1]]", 1, 8, (1, 2)).tolist() == [[12, 1]]  # type: ignore[union-attr]
