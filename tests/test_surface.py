@@ -244,7 +244,7 @@ def test_the_commands() -> None:
     assert list(cli.ROOMS) == [
         *("check", "show", "flags", "diff", "new", "schema", "rules", "import"),
         *("rehearse", "init", "data"),
-        *("launch", "status", "why", "list", "logs", "cancel", "resume"),
+        *("launch", "status", "why", "list", "logs", "cancel", "resume", "bundle"),
         *("watch", "compare", "router", "experts", "doctor", "track", "dashboard", "prove", "megatron"),
     ]
 

@@ -1,4 +1,4 @@
-"""`moekit status | why | list | logs | cancel | resume`: runs, once they are launched."""
+"""`moekit status | why | list | logs | cancel | resume | bundle`: runs, once they are launched."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -168,6 +169,42 @@ def resume(
     from moekit.runs.report import say_submitted
 
     say_submitted(submit_next(_find(run, profile), anew, anyway), profile, as_json)
+
+
+@app.command("bundle")
+def bundle(
+    run: RunArgument,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The archive; else `moekit-bundle-RUN.tar.gz` in this folder.")
+    ] = None,
+    max_mib: Annotated[int, typer.Option("--max-mib", min=1, help="At most so much, unpacked.")] = 5,
+    show: Annotated[bool, typer.Option("--show", help="Print all that would go in, and write nothing.")] = False,
+    profile: ProfileOption = None,
+) -> None:
+    """Pack what one needs to ask for help with a run, without secrets, host names, user names and the like.
+
+    Recipe, arguments, provenance, job, decisions and exit records whole; of logs and metrics the beginning, the end and
+    what is around the first cause; what `moekit why` and `moekit doctor` say. A masked name is one word everywhere.
+
+    Read it (`--show`) before you send it: no pattern knows every secret.
+    """
+    from moekit.runs import bundle as bundles
+
+    found = _find(run, profile)
+    made = bundles.make(found, max_mib, profile)
+    if show:
+        for text in bundles.shown(made):
+            sys.stdout.write(text)
+        return
+    path = out or Path(f"{made.name}.tar.gz")
+    size = bundles.write(made, path)
+    print(f"{path}: {len(made.parts) + 1:,} files, {size / 1024:,.0f} KiB")
+    for what, rows in (("masked", made.masked), ("left out", made.left_out)):
+        for at, row in enumerate(rows[:20] or ["nothing"]):
+            print(f"  {'' if at else what:9} {row}")
+        if len(rows) > 20:
+            print(f"  {'':9} and {len(rows) - 20:,} more: its README.txt")
+    print(f"  {'look':9} moekit bundle {run} --show", file=sys.stderr)
 
 
 def _find(run: str, profile: str | None) -> RunDir:
