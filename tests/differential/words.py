@@ -16,6 +16,8 @@ WORDS: dict[str, tuple[str, ...]] = {
         BOGUS,
     ),
     "data.name": ("docs", "web/english"),
+    "monitor.control_run": ("even", "forced_even"),
+    "moe.hash_table": ("table", "another_table"),
     "data.shards": ("shard_0", "shard_1"),
     "data.tokenizer": ("llama", "gpt2"),
     "data.split": ("100,0,0", "95,5,0", "0,100,0", "0.9,0.1", "1", "0,0,0", "1,2,3,4", "95/5/0", BOGUS),
