@@ -26,6 +26,7 @@ ROOMS = {
     "schema": "moekit.recipe.commands",
     "rules": "moekit.recipe.commands",
     "import": "moekit.recipe.commands",
+    "plan": "moekit.plan.commands",
     "rehearse": "moekit.rehearse.commands",
     "init": "moekit.cluster.commands",
     "data": "moekit.data.commands",
