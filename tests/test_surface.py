@@ -245,7 +245,8 @@ def test_the_commands() -> None:
         *("check", "show", "flags", "diff", "new", "schema", "rules", "import"),
         *("rehearse", "init", "data"),
         *("launch", "status", "why", "list", "logs", "cancel", "resume", "bundle"),
-        *("watch", "compare", "router", "experts", "doctor", "track", "dashboard", "prove", "megatron"),
+        *("watch", "compare", "router", "experts", "doctor", "profile"),
+        *("track", "dashboard", "prove", "megatron"),
     ]
 
 

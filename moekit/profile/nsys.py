@@ -1,0 +1,74 @@
+"""Nsight Systems' SQLite exports to timelines, after the schema in its documentation ("SQLite Export Schema").
+
+Tables and columns read: `CUPTI_ACTIVITY_KIND_KERNEL` (start, end in ns, deviceId, streamId, shortName, demangledName),
+`..._MEMCPY` and `..._MEMSET` (start, end, deviceId, streamId), `StringIds` (id, value). Tables are there only where
+there is something in them. No export of a real run was at hand here: tests build theirs from that schema.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from moekit.problems import error
+from moekit.profile.families import OTHER, PERMUTE, is_unnamed_send, of_kernel
+from moekit.profile.timeline import Recorder, Timeline
+
+SOURCE = "Nsight Systems"
+_KERNELS, _COPIES, _FILLS = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
+
+
+def read(path: Path, steps: int | None) -> list[Timeline]:
+    """A timeline for each device of an export; `steps` is how many were recorded, which it does not say itself.
+
+    Raises:
+        MoekitError: it is no such export, is damaged, or has no kernels.
+    """
+    devices: dict[int, Recorder] = {}
+    try:
+        address = path.absolute().as_uri() + "?mode=ro&immutable=1"
+        with closing(sqlite3.connect(address, uri=True)) as database:
+            _check(database, path)
+            _kernels(database, devices)
+            for table, family in ((_COPIES, PERMUTE), (_FILLS, OTHER)):
+                _others(database, table, family, devices)
+    except (sqlite3.Error, OverflowError, TypeError, ValueError) as failure:
+        raise error(f"`{path}` cannot be read as an export of Nsight Systems: {failure}", _HINT) from None
+    if not any(map(len, devices.values())):
+        raise error(f"`{path}` has no kernels", "the profiled steps were not reached, or CUDA was not traced")
+    return [
+        Timeline(
+            f"{path.stem} device {number}", SOURCE, False, steps, device.parts(), device.window(), device.unnamed_sends
+        )
+        for number, device in sorted(devices.items())
+    ]
+
+
+_HINT = "make it by `nsys export --type sqlite REPORT.nsys-rep`"
+
+
+def _check(database: sqlite3.Connection, path: Path) -> None:
+    tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if "StringIds" not in tables and not any(name.startswith("CUPTI_") for name in tables):
+        raise error(f"`{path}` is an SQLite file, but no export of Nsight Systems", _HINT)
+    if _KERNELS not in tables:
+        raise error(f"`{path}` has no kernels", "the profiled steps were not reached, or CUDA was not traced")
+
+
+def _kernels(database: sqlite3.Connection, devices: dict[int, Recorder]) -> None:
+    names: dict[int, str] = dict(database.execute("SELECT id, value FROM StringIds"))
+    rows = database.execute(f'SELECT start, "end", deviceId, streamId, demangledName, shortName FROM {_KERNELS}')
+    for begin, end, device, stream, long_name, short_name in rows:
+        name = str(names.get(long_name) or names.get(short_name) or "")
+        recorder = devices.setdefault(int(device), Recorder())
+        recorder.unnamed_sends += is_unnamed_send(name)
+        recorder.add(f"stream {stream}", of_kernel(name), int(begin), int(end))
+
+
+def _others(database: sqlite3.Connection, table: str, family: str, devices: dict[int, Recorder]) -> None:
+    if not database.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
+        return
+    for begin, end, device, stream in database.execute(f'SELECT start, "end", deviceId, streamId FROM {table}'):
+        if int(device) in devices:
+            devices[int(device)].add(f"stream {stream}", family, int(begin), int(end))
