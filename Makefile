@@ -48,6 +48,9 @@ bench: $(VENV)/dev.stamp
 	@$(RUN)/python tests/benchmarks/check_shards.py
 	@$(RUN)/python tests/benchmarks/metrics.py
 	@$(RUN)/python tests/benchmarks/watch.py --steps 1000000
+	@$(RUN)/python tests/benchmarks/counts.py
+	@$(RUN)/python tests/benchmarks/trace.py --gb 0.5
+	@$(RUN)/python tests/benchmarks/doctor.py
 
 agree: $(VENV)/dev.stamp
 	@$(RUN)/python tests/differential/agree.py -n $(N) --seed $(SEED) --steps 200 --answers $(VENV)/agree.answers --shrink
