@@ -76,9 +76,9 @@ class Masker:
     def told(self) -> list[str]:
         """What was masked, in words, and never the values."""
         return [
-            f"{self._times[kind]:,} times {what}, {self._different[kind]:,} different"
+            f"{what}: {self._different[kind]:,} different, in {times:,} place{'s' * (times > 1)}"
             for kind, what in KINDS.items()
-            if kind in self._times
+            if (times := self._times.get(kind, 0))
         ]
 
     def _without(self, kind: str, names: Iterable[str], text: str) -> str:

@@ -30,7 +30,7 @@ _SAYS_HOSTS = [
         rf"\bon ((?=[\w.-]*\[){_LIST})",
         rf"(?:tcp|ssh|grpc|gloo)://({_HOST})",
         rf"\[({_HOST})\]:\d{{2,5}}\b",
-        rf"\b[\w.-]+@({_HOST})[:$#]",
+        rf"(?<![\w.-])[\w.-]{{1,64}}@({_HOST})[:$#]",
     )
 ]
 _JSON_HOSTS = re.compile(r"\"(?:nodes|exclude|suspects|hosts)\":\s*\[([^\]]*)")
@@ -47,7 +47,7 @@ _FILE_ENDS = r"(?:log|out|err|jsonl?|txt|py|sh|yaml|tar|gz|pt|so|0)\b"
 _ADDRESS_4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.]*\d)")
 _ADDRESS_6 = re.compile(r"(?<![\w:.])(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{0,4}(?![\w:])")
 _HARDWARE = re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{2}:){5,19}[0-9a-fA-F]{2}(?![\w:])")
-EMAIL = re.compile(r"[\w.%+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}")
+EMAIL = re.compile(r"(?<![\w.%+-])[\w.%+-]{1,128}@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}")
 
 _USER = r"[A-Za-z][\w.-]{0,63}"
 _SAYS_USERS = [

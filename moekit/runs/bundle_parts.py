@@ -78,7 +78,8 @@ class Collector:
 
     def _take(self, name: str, head: int, tail: int, cause: bool = False, resumed: bool = False) -> None:
         if self._bytes > self.most_bytes:
-            if (self.run.path / name).exists():
+            path = self._inside(name)
+            if path and path.exists():
                 self.left_out.append(f"{name}: there is no room for it")
             return
         file = self._open(name)
@@ -94,15 +95,15 @@ class Collector:
         self._add(name, text)
 
     def _take_exits(self, folder: str) -> None:
-        """How each rank ended, a line each, as its file says it; those that failed first."""
+        """How each rank ended, as its file says it; those that failed first."""
         said = []
         for name in self._listed(folder, ".json", "rank"):
             if file := self._open(f"{folder}/{name}"):
                 with file:
-                    said.append((name, " ".join(file.read(4 * KIB).decode(errors="replace").split())))
+                    said.append((name, _shortened(_whole_lines(file, 0, 4 * KIB, os.fstat(file.fileno()).st_size)[1])))
         said.sort(key=lambda one: ('"code": 0' in one[1], _number(one[0])))
         if said:
-            rows = [f"{name}: {text}" for name, text in said[:MOST_RANKS]]
+            rows = [f"{name}: {text.rstrip()}" for name, text in said[:MOST_RANKS]]
             rows += [f"[{len(said) - MOST_RANKS:,} ranks left out]"] if len(said) > MOST_RANKS else []
             self._add(f"{folder}.txt", "\n".join([*rows, ""]))
 
@@ -139,7 +140,7 @@ class Collector:
             return None
         if not path.is_relative_to(self.run.path.resolve()):
             self._leave(name, "it is a link out of the run")
-            self.leads_out = True
+            self.leads_out |= not name.startswith("checkpoints/")  # which often lie elsewhere, and have no text
             return None
         return path
 

@@ -12,8 +12,11 @@ from moekit.recipe.names import is_secret
 _MORE_NAMES = re.compile(
     r"(^|_)(PASSPHRASE|PASS|PWD|AUTH|AUTHORIZATION|COOKIE|WEBHOOK|SIGNATURE|(ACCESS|SECRET|PRIVATE)_?KEY(_?ID)?)(_|$)"
 )
-_SPECIAL_TOKEN = re.compile(r"(^|_)(BOS|EOS|PAD|UNK|MASK|CLS|SEP|EOD|EOT|SPECIAL|IMAGE|PER|EACH)_TOKEN(_|$)")
-"""A tokenizer's tokens are no secrets."""
+_NO_SECRET = re.compile(
+    r"(^|_)(BOS|EOS|PAD|UNK|MASK|CLS|SEP|EOD|EOT|SPECIAL|IMAGE|PER|EACH|FIM|PREFIX|MIDDLE|SUFFIX|SPLIT)_TOKEN(_|$)"
+    r"|_(ERROR|EXCEPTION)$|(^|_)TOKEN_(DISPATCHER|DROP|TYPE|ID)"
+)
+"""What a tokenizer and Megatron call tokens are no secrets, nor is what a `KeyError` says."""
 _STRONG_NAME = re.compile(r"PASS|SECRET|PWD|CREDENTIAL")
 _HARMLESS = re.compile(r"(?i)true|false|null|none|\$\{?\w+\}?|\d{1,6}|\d{1,6}\.\d+|[-*.]+|[|>][+-]?|")
 _COMMON_NAMES = ("KEY", "TOKEN", "AUTH", "SIGNATURE")
@@ -111,7 +114,7 @@ class Secrets:
                 continue
             if name not in self._extra and not (is_secret(name) or _MORE_NAMES.search(name)):
                 continue
-            if _SPECIAL_TOKEN.search(name) and not _STRONG_NAME.search(name):
+            if _NO_SECRET.search(name):
                 continue
             begin, end = _value(text, found)
             value = text[begin:end]
