@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from counting import Count, count
 
 from moekit import share
 from moekit.cluster.profile import find_cluster
@@ -14,7 +13,9 @@ from moekit.launch.judges import questions
 from moekit.megatron.real import judge_all
 from moekit.megatron.stages import Parameters, Question
 from moekit.megatron.verdict import Verdict
-from moekit.recipe.load import load
+from moekit.plan.parameters import parameters
+from moekit.plan.resolve import resolve
+from moekit.recipe.load import Loaded, load
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,27 @@ RELEASED = {
 SHAPES = share.folder("recipes") / "models" / "shapes"
 
 
+@dataclass(frozen=True)
+class Count:
+    """Parameters of a whole model, as a checkpoint has them: with the router's biases, buffers in Megatron."""
+
+    total: int
+    """Prediction depths apart."""
+    active: int
+    biases: int
+    prediction: int
+    prediction_biases: int
+
+
+def count(loaded: Loaded, vocabulary: int) -> Count:
+    """What the planner counts, the router's biases among it."""
+    of = parameters(resolve(loaded, vocabulary))
+    biases, prediction = of.router_biases, of.prediction_router_biases
+    return Count(of.total + biases, of.active + biases, biases, of.prediction + prediction, prediction)
+
+
 def counted(shape: str) -> Count:
-    return count(load(str(SHAPES / f"{shape}.yaml")).recipe, RELEASED[shape].vocabulary)
+    return count(load(str(SHAPES / f"{shape}.yaml")), RELEASED[shape].vocabulary)
 
 
 def test_every_shape_is_counted() -> None:
@@ -123,7 +143,7 @@ def built(shape: str, folder: Path, *, prediction: bool) -> tuple[Count, Questio
         f"data: {{tokenizer_type: NullTokenizer, tokenizer: null, vocab_size: {RELEASED[shape].vocabulary}}}\n"
     )
     loaded = load(str(path))
-    return count(loaded.recipe, RELEASED[shape].vocabulary), questions(loaded, find_cluster())["first"]
+    return count(loaded, RELEASED[shape].vocabulary), questions(loaded, find_cluster())["first"]
 
 
 WITH_DEPTH = [shape for shape in RELEASED if RELEASED[shape].with_prediction]
