@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from moekit.problems import MoekitError, error
 
-BATCH = 1 << 22
+BATCH = 1 << 20
 """Bytes read at once."""
 MOST = 1 << 26
 """Bytes that one event, or what stands before the events, may take."""
