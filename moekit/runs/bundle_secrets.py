@@ -44,10 +44,10 @@ _SHAPES = re.compile(
     r"|(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{12,}"
     r"|(?<![A-Za-z])sk-[\w-]{16,}|xox[abeoprs]-[\w-]{10,}|wandb_v1_\w{8,}|nvapi-[\w-]{16,}"
     r"|AIza[\w-]{30,}|ya29\.[\w-]{16,}|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{40,}|dckr_pat_[\w-]{16,}|SG\.[\w-]{16,}\.[\w-]{16,}"
-    r"|eyJ[\w-]{8,}\.[\w-]*(?:\.[\w-]*)?"
+    r"|(?<![\w-])eyJ[\w-]{8,}\.[\w-]*(?:\.[\w-]*)?"
     r"|(?<![A-Za-z])(?:hf_|gh[pousr]_|github_pat_|AKIA|sk-|xox[abeoprs]-|wandb_v1_|nvapi-)[\w-]*\Z"
     r"|(?i:(?<=bearer )|(?<=basic ))[\w.~+/=-]{8,}"
-    r"|(?<=://)[^\s/:@]*:[^\s\"'<>]*@|(?<=://)[^\s/@]+@"
+    r"|(?<=://)[^\s/:@]{0,256}:[^\s\"'<>]{0,512}@|(?<=://)[^\s/@]{1,512}@"
 )
 """Words that are secrets by their shape, of which the end may be missing at the end of a text; users of URLs too."""
 _KEY_OF_40 = re.compile(r"(?<![A-Za-z0-9])[0-9a-f]{40}(?![A-Za-z0-9])")
