@@ -13,6 +13,8 @@ MOST_OF_A_LIST = 4096
 _HOST = r"[A-Za-z0-9][\w-]*(?:\.[A-Za-z0-9][\w-]*)*"
 _ONE = r"[A-Za-z][\w-]*(?:\[[\d,-]+\][\w-]*)*(?:\.[A-Za-z][\w-]*)*"
 _LIST = rf"{_ONE}(?:,{_ONE})*"
+_AT = r"(?:\b(?:ssh|scp|sftp|rsync) [^\n]{0,200}?|\bAAAA[\w+/=]+ )"
+"""Before `user@host`, of a command or a public key."""
 _SAYS_HOSTS = [
     re.compile(pattern, re.MULTILINE)
     for pattern in (
@@ -31,6 +33,7 @@ _SAYS_HOSTS = [
         rf"(?:tcp|ssh|grpc|gloo)://({_HOST})",
         rf"\[({_HOST})\]:\d{{2,5}}\b",
         rf"(?<![\w.-])[\w.-]{{1,64}}@({_HOST})[:$#]",
+        rf"{_AT}(?<![\w.-])[\w.-]{{1,64}}@({_HOST})",
     )
 ]
 _JSON_HOSTS = re.compile(r"\"(?:nodes|exclude|suspects|hosts)\":\s*\[([^\]]*)")
@@ -45,7 +48,7 @@ _NO_HOSTS = re.compile(
 _FILE_ENDS = r"(?:log|out|err|jsonl?|txt|py|sh|yaml|tar|gz|pt|so|0)\b"
 
 _ADDRESS_4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.]*\d)")
-_ADDRESS_6 = re.compile(r"(?<![\w:.])(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{0,4}(?![\w:])")
+_ADDRESS_6 = re.compile(r"(?<![\w:.])(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{0,4}(?![\w:]|\.\d)")
 _HARDWARE = re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{2}:){5,19}[0-9a-fA-F]{2}(?![\w:])")
 EMAIL = re.compile(r"(?<![\w.%+-])[\w.%+-]{1,128}@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}")
 
@@ -54,6 +57,8 @@ _SAYS_USERS = [
     re.compile(pattern)
     for pattern in (
         rf"\b(?:USER|LOGNAME|USERNAME|SLURM_JOB_USER|UserId|SUDO_USER)\\?[\"']?\s*[=:]\s*\\?[\"']?({_USER})",
+        rf"{_AT}(?<![\w.-])({_USER})@{_HOST}",
+        rf"\buid=\d+\(({_USER})\)",
         rf"--(?:mail-user|uid)[= ]({_USER})",
         rf"(?<![\w.])({_USER})@{_HOST}[:$#]",
         rf"\\?[\"'](?:user|username|owner|author|entity)\\?[\"']:\s*\\?[\"']({_USER})",

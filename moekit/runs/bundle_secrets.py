@@ -50,6 +50,16 @@ _SHAPES = re.compile(
     r"|(?<=://)[^\s/:@]{0,256}:[^\s\"'<>]{0,512}@|(?<=://)[^\s/@]{1,512}@"
 )
 """Words that are secrets by their shape, of which the end may be missing at the end of a text; users of URLs too."""
+_OF_COMMANDS = re.compile(
+    r"\bcurl [^\n]{0,300}?(?:-u|--user)[ =]?[\"']?[^\s:\"']+:([^\s\"']+)"
+    r"|\bsshpass -p ?[\"']?([^\s\"']+)"
+    r"|\blogin [^\n]{0,300}?-p ?[\"']?([^\s\"']+)"
+    r"|\bmysql\w* [^\n]{0,300}?-p([^\s\"']+)"
+    r"|\bwandb login (?:--\S+ )*([^\s\"'-][^\s\"']+)"
+    r"|(?:hooks\.slack\.com/services|discord(?:app)?\.com/api/webhooks|webhook\.office\.com)/([^\s\"'<>]+)"
+    r"|(?i:pass\w*|token|key|secret) (?:is|was) [\"'`]?((?=\S*\d)[^\s\"'`]+)"
+)
+"""Passwords that commands take as words, addresses that are secrets, sentences."""
 _KEY_OF_40 = re.compile(r"(?<![A-Za-z0-9])[0-9a-f]{40}(?![A-Za-z0-9])")
 """A key of Weights & Biases; or a commit."""
 _COMMIT = re.compile(r"(?i:commit)\\?[\"']?[:= ]+\\?[\"']?([0-9a-f]{40})\b|\+([0-9a-f]{40})\b")
@@ -78,6 +88,8 @@ class Secrets:
             self._add(value, name in _COMMON_NAMES)
             if " " in value:
                 self._add(value.split()[0], True)
+        for found in _OF_COMMANDS.finditer(text):
+            self._add(found[found.lastindex or 0], True)
         for found in _SHAPES.finditer(text):
             if found[0].endswith("@"):
                 self._add(found[0][:-1].partition(":")[2], False)
@@ -93,6 +105,7 @@ class Secrets:
             found += [match.span() for match in self._known.finditer(text)]
         for match in _SHAPES.finditer(text):
             found.append((match.start(), match.end() - match[0].endswith("@")))
+        found += [match.span(match.lastindex or 0) for match in _OF_COMMANDS.finditer(text)]
         found += [match.span() for match in _KEY_OF_40.finditer(text) if match[0] not in self._commits]
         found += [match.span() for match in _RANDOM.finditer(text) if _looks_random(match[0])]
         return _joined(found)
@@ -144,7 +157,7 @@ def _value(text: str, name: re.Match[str]) -> Span:
     if ":" in name["sep"] and re.fullmatch(r"\s*(?:- )?", text[line : name.start()]):
         block = re.compile(r"[|>][+-]?[ \t]*\n((?:[ \t]+[^\n]*(?:\n|\Z))+)").match(text, at)
         return block.span(1) if block else (at, at + len(text[at:line_end].rstrip()))
-    word = re.compile(r"\S*").match(text, at)
+    word = re.compile(r"(?:(?i:token|basic|bearer|negotiate) +)?\S*").match(text, at)
     end = word.end() if word else at
     return at, at + len(text[at:end].rstrip("\"',;)}]\\"))
 

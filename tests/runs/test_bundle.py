@@ -56,6 +56,12 @@ SECRETS = {
     "list of words": f"['--hub-token', '{MADE_UP}']",
     "camel": f'"apiKey": "{MADE_UP}"',
     "query": f"GET /x?a=1&X-Amz-Signature={MADE_UP}&b=2",
+    "curl": f"curl -s -u bot:{MADE_UP} https://example.org",
+    "sshpass": f"sshpass -p '{MADE_UP}' true",
+    "docker": f"docker login -u bot -p {MADE_UP} registry",
+    "header": f'curl -H "Authorization: token {MADE_UP}" https://example.org',
+    "webhook": f"https://hooks.slack.com/services/T0/B0/{MADE_UP}",
+    "sentence": f"the password is {MADE_UP}",
     "short": "PASSWORD=q7RtZ",
 }
 TRACES = re.compile(
@@ -71,6 +77,9 @@ PEOPLE = {
     "email": ("#SBATCH --mail-user=Ada.Lovelace@example.org", "Lovelace"),
     "user": ("File /home/lovelace/x.py", "lovelace"),
     "user, again": ("chown lovelace: denied; USER=lovelace", "lovelace"),
+    "user, by ssh": ("ssh -t lovelace@login7 true", "lovelace"),
+    "host, by ssh": ("ssh -t lovelace@login7 true", "login7"),
+    "ipv6 of ipv4": ("the client [::ffff:10.31.7.12]:29500", "10.31.7.12"),
     "account": ("#SBATCH --account=engines1842", "engines1842"),
 }
 FILES = (
