@@ -215,6 +215,7 @@ NOT_AT_THE_DESK = ("torch", "datatrove", "trackio", "transformers", "huggingface
         ["show", "first_moe"],
         ["flags", "first_moe"],
         ["diff", "dense", "first_moe"],
+        ["plan", "first_moe"],
         ["schema"],
         ["schema", "profile"],
         ["schema", "dataset"],
@@ -243,7 +244,7 @@ def test_the_commands() -> None:
     """The whole list; a new one is a decision."""
     assert list(cli.ROOMS) == [
         *("check", "show", "flags", "diff", "new", "schema", "rules", "import"),
-        *("rehearse", "init", "data"),
+        *("plan", "rehearse", "init", "data"),
         *("launch", "status", "why", "list", "logs", "cancel", "resume", "bundle"),
         *("watch", "compare", "router", "experts", "doctor", "profile"),
         *("track", "dashboard", "prove", "megatron"),

@@ -1,8 +1,8 @@
 """Floating-point operations of a token and of a step, as Megatron counts them, and as others do.
 
 Megatron's count (`num_floating_point_operations`, training/training.py:390 at 0.19.2) is what its log's TFLOP/s are
-made of: forward and backward, two operations to a multiplication and addition, causal attention at half. It leaves out the
-router, norms, recomputation, padding and imbalance, knows no gate but SwiGLU's, and no attention window.
+made of: forward and backward, two operations to a multiplication and addition, causal attention at half. It leaves out
+the router, norms, recomputation, padding and imbalance, knows no gate but SwiGLU's, and no attention window.
 """
 
 from __future__ import annotations
@@ -119,17 +119,17 @@ def conventions(shape: Shape, seq_length: int) -> tuple[Convention, ...]:
     found = [Convention("megatron", megatron, "Megatron's log, and so TFLOP/s and MFU made of it")]
     gated = replace(shape, swiglu=_is_gated(shape))
     if gated.swiglu != shape.swiglu:
-        who = "three matrices for every gated activation, also where it is not SwiGLU"
+        who = "three matrices for every gate, not SwiGLU's alone"
         found.append(Convention("every_gate", per_token(gated, seq_length), who))
     if any(shape.windowed):
-        who = "the same, and windowed layers attend to their window alone (Megatron-Bridge from 26.06)"
+        who = "the same, windows counted (Megatron-Bridge from 26.06)"
         found.append(Convention("every_gate_windowed", _windowed(gated, seq_length), who))
     core = terms(shape, seq_length).get("attention core", 0.0)
     if core:
-        who = "attention to all tokens, as if it were not causal (examples/llama of Megatron-LM)"
+        who = "attention to all tokens, not causal (Megatron-LM's examples/llama)"
         found.append(Convention("full_attention", megatron + core, who))
     if shape.depths:
-        who = "prediction depths left out, as in figures `w/o MTP`"
+        who = "without prediction depths (figures `w/o MTP`)"
         found.append(Convention("without_prediction", per_token(replace(shape, depths=0), seq_length), who))
     active = 6 * parameters(shape).active
     found.append(
