@@ -26,6 +26,14 @@ _README_BYTES = 64 << 10
 _MOST_LEFT_OUT = 200
 _TAR_BLOCK = 512
 _TAR_END_BYTES = 10240
+_CUT_WORD = re.compile(r"[^\s.]\S*\.\.\.(?=[\s`'\")]|$)")
+_CUT_ROW = 160
+"""Characters; a longer row may quote a line that is cut (moekit/doctor/triage.py, moekit/launch/slurm.py)."""
+_HAVE_REASONS = ("exit.txt", "end.json", "decision.json")
+_CUT_REASON = re.compile(r"\"(?:[^\"\\]|\\.){1900,}?([^\s\"]+)\"")
+"""The last word of an exit record's reason that is as long as one can be (moekit/job/exits.py)."""
+_WIDE = 100_000
+"""A width at which nothing is wrapped."""
 _SHARED_ROOT = re.compile(r"(?m)(?:^|\")(/[^\s\"]*?)/(?:data|tokenizers|runs)/")
 """In a path that a run names."""
 
@@ -72,6 +80,8 @@ def make(run: RunDir, most_mib: int, profile: str | None) -> Bundle:
     masker = _masker(run, parts)
     for part in parts:
         masker.learn(part.text)
+        for found in _CUT_REASON.finditer(part.text) if part.name.endswith(_HAVE_REASONS) else ():
+            masker.hide(found[1])
     kept, left = [], [masker.mask(row) for row in collector.left_out]
     room = most_mib * MIB - _README_BYTES - _TAR_END_BYTES
     for part in parts:
@@ -137,8 +147,15 @@ def _told(run: RunDir, profile: str | None, collector: Collector) -> list[Part]:
         except Exception:
             text = traceback.format_exc()
             collector.left_out.append(f"{name}: it ended with an error, which it has")
-        parts.append(Part(name, text[:MOST_OF_A_FILE].rpartition("\n")[0] + "\n"))
+        rows = text[:MOST_OF_A_FILE].rpartition("\n")[0].split("\n")
+        parts.append(Part(name, "".join(f"{_uncut(row)}\n" for row in rows)))
     return parts
+
+
+def _uncut(row: str) -> str:
+    """A row without words of which messages show a part, since half a secret is none that can be known."""
+    row = _CUT_WORD.sub("...", row)
+    return row if len(row) < _CUT_ROW else f"{row.rpartition(' ')[0]} [...]"
 
 
 def _why(run: RunDir, profile: str | None) -> list[str]:
@@ -157,7 +174,9 @@ def _doctor(run: RunDir, _: str | None) -> list[str]:
     from moekit.runs.look import look_at
 
     evidence = gather(run, read_history(look_at(run)[0]))
-    return list(report.lines(report.Report(run.path.name, report.findings(evidence), report.looked_at(evidence)), 120))
+    return list(
+        report.lines(report.Report(run.path.name, report.findings(evidence), report.looked_at(evidence)), _WIDE)
+    )
 
 
 def _masker(run: RunDir, parts: Sequence[Part]) -> Masker:

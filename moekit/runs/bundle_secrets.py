@@ -94,6 +94,11 @@ class Secrets:
             if found[0].endswith("@"):
                 self._add(found[0][:-1].partition(":")[2], False)
 
+    def add(self, value: str) -> None:
+        """Take a value, whatever stands beside it."""
+        self._known = None
+        self._values.add(value)
+
     def spans(self, text: str) -> list[Span]:
         """Where secrets are in a text, in order, none within another."""
         found = [match.span() for match in _KEY_BLOCK.finditer(text)]

@@ -135,7 +135,7 @@ def packed(bundle: Bundle, tmp_path: Path) -> dict[str, str]:
 @pytest.mark.parametrize("kind", SECRETS)
 def test_no_secret_of_any_kind_is_in_the_archive_whichever_file_has_it(run: RunDir, tmp_path: Path, kind: str) -> None:
     for name in FILES:
-        if name != "recipe.yaml":
+        if name != "recipe.yaml" or kind in ("hub", "yaml", "shell", "json", "key"):
             put(run, name, f"before\n{SECRETS[kind]}\nafter-this-line\n")
     texts = packed(make(run, 5, None), tmp_path)
     for name, text in texts.items():
@@ -211,6 +211,26 @@ def test_a_value_named_in_one_file_is_masked_in_all(run: RunDir, tmp_path: Path)
     texts = packed(make(run, 5, None), tmp_path)
     assert not re.search(r"correct|tr0ub4dor", "".join(texts.values()))
     assert texts["attempts/1/train.log"].startswith("login with [secret")
+
+
+@pytest.mark.parametrize("length", [330, 370, 385, 390, 395, 399])
+def test_a_secret_that_a_message_cuts_is_not_in_what_doctor_says(run: RunDir, tmp_path: Path, length: int) -> None:
+    cause = "torch.OutOfMemoryError: CUDA out of memory. "
+    put(run, "attempts/1/train.log", f"{cause}{'x ' * ((length - len(cause)) // 2)}{SECRETS['wandb, old']}\n")
+    texts = packed(make(run, 5, None), tmp_path)
+    assert "CUDA out of memory" in texts["doctor.txt"]
+    for text in texts.values():
+        assert "9f3c" not in text
+
+
+def test_a_secret_that_an_exit_record_cuts_is_not_in_what_why_says(run: RunDir, tmp_path: Path) -> None:
+    reason = f"ValueError: {'no ' * 660}{SECRETS['wandb, old']}"[:2000]
+    assert reason.endswith("9f3c1d7a")
+    put(run, "attempts/1/exit/rank0.json", json.dumps({"code": 1, "reason": reason, "time": 1.79e9}))
+    texts = packed(make(run, 5, None), tmp_path)
+    assert "ValueError: no no" in texts["why.txt"]
+    for text in texts.values():
+        assert "9f3c" not in text
 
 
 def test_what_is_no_secret_stays() -> None:
