@@ -6,6 +6,7 @@ Lines are taken whole or not at all, so that no secret is cut in two. No link is
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ MOST_RANKS = 256
 """Exit records of an attempt, those that failed first."""
 MOST_SUBMISSIONS = 50
 _BLOCK_BYTES = 1 << 20
+_HALF_A_WORD = re.compile(r"(?<!\S)(?=\S*\d)(?=\S*[A-Za-z])\S{4,}\Z")
 
 WHOLE = (
     *("recipe.yaml", "argv.first", "argv.resume", "argv.srun", "argv.torchrun", "argv.nsys", "provenance.json"),
@@ -89,6 +91,7 @@ class Collector:
             with file:
                 at = _first_cause(file, resumed) if cause else None
                 text = excerpt(file, head, tail, at)
+                text = text if name.endswith(".json") else without_half_a_word(text)
         except OSError as reason:
             self._leave(name, (reason.strerror or "it cannot be read").lower())
             return
@@ -171,6 +174,11 @@ def excerpt(file: BinaryIO, head: int, tail: int, at: int | None = None) -> str:
         text.append(_gap(begin - end) + _shortened(lines))
         end = begin + len(lines)
     return "".join([*text, _gap(size - end)])
+
+
+def without_half_a_word(text: str) -> str:
+    """A log without the word that its end cuts, where that may be a half-written secret."""
+    return _HALF_A_WORD.sub("[...]", text)
 
 
 def _merged(ranges: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:
