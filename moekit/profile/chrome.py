@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from moekit.problems import error
-from moekit.profile.families import OTHER, PERMUTE, is_unnamed_send, of_kernel, of_operator
+from moekit.profile.families import GEMM, GROUPED_GEMM, OTHER, PERMUTE, is_unnamed_send, of_kernel, of_operator
 from moekit.profile.json_events import events
 from moekit.profile.timeline import Recorder, Timeline, nanoseconds
 
@@ -27,6 +27,9 @@ class _Reading:
         self.devices: dict[str, Recorder] = {}
         self.threads = Recorder()
         self.steps: dict[str, tuple[int, int]] = {}
+        self.grouped: set[object] = set()
+        """Identifiers of operators on many experts. Transformer Engine gives each expert's product to cuBLAS by itself
+        (`_GroupedLinear`), and those kernels are told from others by the operator that launched them alone."""
         self.skipped = 0
 
     def take(self, event: Mapping[str, Any]) -> None:
@@ -34,6 +37,8 @@ class _Reading:
         on_gpu = category in _ON_GPU
         if not on_gpu and category != "cpu_op" and category != "user_annotation":
             return
+        if category == "cpu_op" and "grouped" in str(event.get("name")).lower():
+            self.grouped.add(_launcher(event))
         if category == "cpu_op" and self.devices:  # kernels tell more, and operators would only take memory
             return
         begin, duration = nanoseconds(event.get("ts")), nanoseconds(event.get("dur"))
@@ -56,6 +61,7 @@ class _Reading:
         if category.lower() == "kernel":
             collective = str(said.get("Collective name", ""))
             family = of_kernel(name, collective)
+            family = GROUPED_GEMM if family == GEMM and _launcher(event) in self.grouped else family
             device.unnamed_sends += is_unnamed_send(name, collective)
         else:
             family = PERMUTE if "memcpy" in category.lower() else OTHER
@@ -98,6 +104,13 @@ def read(path: Path) -> list[Timeline]:
     if reading.steps:
         window = min(begin for begin, _ in reading.steps.values()), max(end for _, end in reading.steps.values())
     return [Timeline(rank, SOURCE, True, steps, reading.threads.parts(), window, 0, reading.skipped)]
+
+
+def _launcher(event: Mapping[str, Any]) -> object:
+    """What links an operator with the kernels that it launched; never None, which would link all without it."""
+    said = event.get("args")
+    found = said.get("External id") if isinstance(said, dict) else None
+    return found if isinstance(found, int | str) else id(event)
 
 
 def _rank(head: Mapping[str, Any], path: Path) -> str:

@@ -49,7 +49,6 @@ def profile_command(
     handbook 3.7 comes first. Of a run its newest traces are read, `attempts/N/torch_profile/` or `attempts/N/nsys/`.
     Without kernels the operators of the CPU are shown, and said to be that. It reads files alone.
     """
-    from moekit.profile import report
     from moekit.runs.look import roots
 
     shared_roots = [] if "/" in what and (control is None or "/" in control) else roots(profile)
@@ -58,9 +57,17 @@ def profile_command(
             raise error("`--stages` reads timers, so `--control` and `--steps` say nothing to it", "leave them out")
         _stages(what, shared_roots, plot, as_json)
         return
-    from moekit.profile.traces import read
+    try:
+        from moekit.profile.traces import read
+    except ModuleNotFoundError as missing:
+        if missing.name != "numpy":
+            raise
+        raise error("`moekit profile` needs numpy", "`moekit[local]` and `moekit[data]` bring it") from None
 
     profiled = read(what, shared_roots, steps)
+    from moekit.profile import report
+    from moekit.profile.bars import bars_svg
+
     against = None
     if control is not None:
         from moekit.profile.shares import waiting
@@ -69,7 +76,7 @@ def profile_command(
         if against is None:
             raise error("a trace does not say how many steps it holds, so steps cannot be compared", "give `--steps N`")
     if plot is not None:
-        write(plot, report.bars_svg(f"{profiled.name}: shares of the step", report.bars_of(profiled), ""))
+        write(plot, bars_svg(f"{profiled.name}: shares of the step", report.bars_of(profiled), ""))
     if as_json:
         print(json.dumps(report.as_json(profiled, against), indent=1))
         return
@@ -77,12 +84,13 @@ def profile_command(
 
 
 def _stages(given: str, shared_roots: list[Path], plot: Path | None, as_json: bool) -> None:
-    from moekit.profile import report, stages
+    from moekit.profile import stages
+    from moekit.profile.bars import bars_svg
     from moekit.runs.look import find_run
 
     found = stages.read(find_run(given, shared_roots))
     if plot is not None:
-        write(plot, report.bars_svg(f"{found.name}: forward and backward of a step, ms", stages.by_timer(found), "ms"))
+        write(plot, bars_svg(f"{found.name}: forward and backward of a step, ms", stages.by_timer(found), "ms"))
     if as_json:
         print(json.dumps(found.as_json(), indent=1))
         return

@@ -26,20 +26,28 @@ def read(path: Path, steps: int | None) -> list[Timeline]:
         MoekitError: it is no such export, is damaged, or has no kernels.
     """
     devices: dict[int, Recorder] = {}
+    skipped = 0
     try:
         address = path.absolute().as_uri() + "?mode=ro&immutable=1"
         with closing(sqlite3.connect(address, uri=True)) as database:
             _check(database, path)
-            _kernels(database, devices)
+            skipped += _kernels(database, devices)
             for table, family in ((_COPIES, PERMUTE), (_FILLS, OTHER)):
-                _others(database, table, family, devices)
+                skipped += _others(database, table, family, devices)
     except (sqlite3.Error, OverflowError, TypeError, ValueError) as failure:
         raise error(f"`{path}` cannot be read as an export of Nsight Systems: {failure}", _HINT) from None
     if not any(map(len, devices.values())):
         raise error(f"`{path}` has no kernels", "the profiled steps were not reached, or CUDA was not traced")
     return [
         Timeline(
-            f"{path.stem} device {number}", SOURCE, False, steps, device.parts(), device.window(), device.unnamed_sends
+            f"{path.stem} device {number}",
+            SOURCE,
+            False,
+            steps,
+            device.parts(),
+            device.window(),
+            device.unnamed_sends,
+            skipped,
         )
         for number, device in sorted(devices.items())
     ]
@@ -56,19 +64,34 @@ def _check(database: sqlite3.Connection, path: Path) -> None:
         raise error(f"`{path}` has no kernels", "the profiled steps were not reached, or CUDA was not traced")
 
 
-def _kernels(database: sqlite3.Connection, devices: dict[int, Recorder]) -> None:
+def _kernels(database: sqlite3.Connection, devices: dict[int, Recorder]) -> int:
+    """Record them; how many have no time, which CUPTI says by zeros."""
+    skipped = 0
     names: dict[int, str] = dict(database.execute("SELECT id, value FROM StringIds"))
     rows = database.execute(f'SELECT start, "end", deviceId, streamId, demangledName, shortName FROM {_KERNELS}')
     for begin, end, device, stream, long_name, short_name in rows:
+        if not _is_time(begin, end):
+            skipped += 1
+            continue
         name = str(names.get(long_name) or names.get(short_name) or "")
         recorder = devices.setdefault(int(device), Recorder())
         recorder.unnamed_sends += is_unnamed_send(name)
         recorder.add(f"stream {stream}", of_kernel(name), int(begin), int(end))
+    return skipped
 
 
-def _others(database: sqlite3.Connection, table: str, family: str, devices: dict[int, Recorder]) -> None:
+def _others(database: sqlite3.Connection, table: str, family: str, devices: dict[int, Recorder]) -> int:
+    """The same of copies and fills."""
+    skipped = 0
     if not database.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
-        return
+        return 0
     for begin, end, device, stream in database.execute(f'SELECT start, "end", deviceId, streamId FROM {table}'):
-        if int(device) in devices:
+        if not _is_time(begin, end):
+            skipped += 1
+        elif int(device) in devices:
             devices[int(device)].add(f"stream {stream}", family, int(begin), int(end))
+    return skipped
+
+
+def _is_time(begin: object, end: object) -> bool:
+    return isinstance(begin, int) and isinstance(end, int) and 0 < begin <= end

@@ -1,21 +1,19 @@
-"""Shares of a step for people, as a picture and as JSON. Pure."""
+"""Shares of a step for people, for a picture, and as JSON. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from html import escape
+from textwrap import wrap
 from typing import Any
 
-from moekit.problems import CONTROL, shortened
-from moekit.profile.families import FAMILIES, IDLE
+from moekit.problems import shortened
+from moekit.profile.families import ALL_TO_ALL, FAMILIES, IDLE
 from moekit.profile.levers import levers, remark
-from moekit.profile.shares import Shares, Waiting, part
+from moekit.profile.shares import Shares, Waiting, last_to_arrive, part
 from moekit.profile.traces import Profiled
 
 _ALL = (*FAMILIES, IDLE)
-_COLOURS = ("#0072b2", "#009e73", "#56b4e9", "#e69f00", "#999999", "#d55e00", "#cc79a7", "#eeeeee")
-"""Okabe and Ito's, for the families in their order."""
 _MOST_ROWS = 16
 
 
@@ -29,8 +27,8 @@ def lines(profiled: Profiled, against: Waiting | None, width: int) -> list[str]:
         "",
         *_ranks(ranks),
         *_streams(ranks),
-        *_waiting(against),
-        *_advice(profiled, against),
+        *_waiting(ranks, against),
+        *(row for said in _advice(profiled, against) for row in _wrapped(said, width)),
     ]
 
 
@@ -84,7 +82,16 @@ def _streams(ranks: Sequence[Shares]) -> Iterator[str]:
         yield f"  ... and {len(rank.streams) - 6} more; --json has them all"
 
 
-def _waiting(against: Waiting | None) -> Iterator[str]:
+def _waiting(ranks: Sequence[Shares], against: Waiting | None) -> Iterator[str]:
+    if last := last_to_arrive(ranks):
+        rank, usual_ns = last
+        steps = rank.steps or 1
+        yield ""
+        yield (
+            f"  {shortened(rank.name)} is least in all-to-all: {rank.busy_ns[ALL_TO_ALL] / steps / 1e6:,.2f} ms"
+            f"{' a step' if rank.steps else ''}, half of the ranks {usual_ns / steps / 1e6:,.2f} or more;"
+        )
+        yield "  the others may be waiting for it"
     if against is not None:
         yield ""
         yield "  beside forced balance       this    balanced"
@@ -109,6 +116,13 @@ def _advice(profiled: Profiled, against: Waiting | None) -> Iterator[str]:
         yield f"  {said}"
 
 
+def _wrapped(row: str, width: int) -> list[str]:
+    """A row in as many as the terminal needs, each as far in as the first."""
+    indent = row[: len(row) - len(row.lstrip())]
+    rows = wrap(row, max(40, width), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return rows or [row]
+
+
 def as_json(profiled: Profiled, against: Waiting | None) -> dict[str, Any]:
     """Every number, times in nanoseconds."""
     return {
@@ -131,41 +145,3 @@ def bars_of(profiled: Profiled) -> dict[str, dict[str, float]]:
     return {
         rank.name: {family: rank.share_ns[family] / (rank.whole_ns or 1) for family in _ALL} for rank in profiled.ranks
     }
-
-
-def bars_svg(title: str, bars: Mapping[str, Mapping[str, float]], unit: str) -> str:
-    """A bar for each name, of parts beside each other, the longest across the whole width; with a legend."""
-    kinds = list(dict.fromkeys(kind for parts in bars.values() for kind in parts))
-    colours = dict(zip(_ALL, _COLOURS, strict=True))
-    shade = {kind: colours.get(kind, _COLOURS[number % len(_COLOURS)]) for number, kind in enumerate(kinds)}
-    longest = max((sum(parts.values()) for parts in bars.values()), default=0) or 1.0
-    top = 40 + 18 * ((len(kinds) + 3) // 4)
-    height = top + 24 * len(bars) + 12
-    rows = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="760" height="{height}" font-family="sans-serif"'
-        ' font-size="11">',
-        f'<rect width="760" height="{height}" fill="white"/>',
-        f'<text x="12" y="20" font-size="14" font-weight="bold">{_text(title)}</text>',
-    ]
-    for number, kind in enumerate(kinds):
-        x, y = 12.0 + 185 * (number % 4), 32 + 18 * (number // 4)
-        rows.append(f'<rect x="{x:g}" y="{y}" width="11" height="11" fill="{shade[kind]}" stroke="#888"/>')
-        rows.append(f'<text x="{x + 16:g}" y="{y + 10}">{_text(kind)}</text>')
-    for number, (name, parts) in enumerate(bars.items()):
-        across_to, y = 140.0, top + 24 * number
-        rows.append(f'<text x="132" y="{y + 13}" text-anchor="end">{_text(shortened(name)[:22])}</text>')
-        for kind, value in parts.items():
-            x, across = across_to, 600 * max(0.0, value) / longest
-            said = f"{value:.1%}" if not unit else f"{value:.1f} {unit}"
-            rows.append(
-                f'<rect x="{x:.1f}" y="{y}" width="{across:.1f}" height="18" fill="{shade[kind]}">'
-                f"<title>{_text(f'{name}, {kind}: {said}')}</title></rect>"
-            )
-            if across > 44:
-                rows.append(f'<text x="{x + across / 2:.1f}" y="{y + 13}" text-anchor="middle">{said}</text>')
-            across_to += across
-    return "\n".join([*rows, "</svg>"]) + "\n"
-
-
-def _text(text: str) -> str:
-    return escape(CONTROL.sub("?", text))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,10 +75,10 @@ def test_shares_and_the_first_lever(tmp_path: Path) -> None:
         "  stream 30            all-to-all 50.0%\n"
         "  stream 31            other communication 10.0%\n"
         "\n"
-        "  first: waiting or moving, since all-to-all is exposed for 40% of the step, and nothing says how much of that"
-        " is waiting for the rank with most tokens\n"
-        "    `moekit router` for MaxVio; then record once more with `balance.force_load_balancing: true`, as --control"
-        " (handbook 3.7, Profiling, HB 2153 and 2159)\n"
+        "  first: waiting or moving, since all-to-all is exposed for 40% of the step, and nothing says how\n"
+        "  much of that is waiting for the rank with most tokens\n"
+        "    `moekit router` for MaxVio; then record once more with `balance.force_load_balancing: true`, as\n"
+        "    --control (handbook 3.7, Profiling, HB 2153 and 2159)\n"
         "  One at a time, each judged by the step's time: their gains do not add up (HB 2087).\n"
     )
 
@@ -124,6 +126,14 @@ def test_a_run_has_its_newest_traces_of_all_ranks(tmp_path: Path) -> None:
     assert found["all_to_all"] == {"exposed_ns": 120_000, "hidden_ns": 30_000}
 
 
+def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
+    for rank, kernels in enumerate((KERNELS, BALANCED, KERNELS)):
+        write(tmp_path / f"rank-{rank}.json", gpu_events(kernels), rank)
+    assert "  rank 1 is least in all-to-all: 0.03 ms a step, half of the ranks 0.05 or more;\n" in said(tmp_path)
+    (tmp_path / "rank-1.json").unlink()
+    assert "is least in all-to-all" not in said(tmp_path)
+
+
 def test_an_export_takes_its_steps_from_the_recipe(tmp_path: Path) -> None:
     path = run(tmp_path)
     (path / "attempts/1/nsys").mkdir()
@@ -167,6 +177,29 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     assert "has no traces in it" in refused(tmp_path / "folder")
     assert "`--stages` reads timers" in refused(tmp_path, "--stages", "--steps", "2")
+
+
+WITHOUT_NUMPY = """
+import sys
+class Nowhere:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "numpy":
+            raise ModuleNotFoundError("No module named 'numpy'", name="numpy")
+sys.meta_path.insert(0, Nowhere())
+from moekit.cli import main
+sys.argv[0] = "moekit"
+main()
+"""
+
+
+def test_without_numpy_only_stages_are_read(tmp_path: Path) -> None:
+    trace = write(tmp_path / "t.json", gpu_events())
+    path = staged(tmp_path, PIPELINE, timers([1.0] * 8, [2.0] * 8))
+    for words, code, text in (([trace], 1, "`moekit profile` needs numpy"), ([path, "--stages"], 0, "rank 0 most")):
+        command = [sys.executable, "-c", WITHOUT_NUMPY, "profile", *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == code, done.stderr
+        assert text in done.stdout + done.stderr
 
 
 # Stages

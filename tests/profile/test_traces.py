@@ -17,6 +17,7 @@ from made_traces import (
     GEMM,
     HIDDEN_US,
     KERNELS,
+    PERMUTE,
     SEND,
     SHARE_US,
     gpu_events,
@@ -72,6 +73,35 @@ def test_copies_and_devices_of_an_export(tmp_path: Path) -> None:
     assert [rank.name for rank in ranks] == ["n device 0", "n device 1"]
     assert all(rank.steps == 4 and rank.share_ns["idle"] == 0 for rank in ranks)
     assert ranks[1].share_ns["permute and copy"] == 11_000
+
+
+def test_experts_products_are_told_by_who_launched_them(tmp_path: Path) -> None:
+    launches = [
+        {**operator("_GroupedLinear", 0, 9), "args": {"External id": 11}},
+        {**operator("aten::mm", 9, 12), "args": {"External id": 12}},
+        {**operator("no args at all, grouped", 12, 13)},
+    ]
+    kernels = [
+        kernel(GEMM, 7, 0, 10, **{"External id": 11}),
+        kernel(PERMUTE, 7, 10, 15, **{"External id": 11}),
+        kernel(GEMM, 7, 15, 40, **{"External id": 12}),
+    ]
+    (rank,) = read(str(write(tmp_path / "t.json", [*launches, *kernels])), [], None).ranks
+    expected = {"grouped GEMM": 10, "permute and copy": 5, "other GEMM": 25}
+    assert {family: us for family, us in in_us(rank.share_ns).items() if us} == expected
+
+
+def test_the_rank_of_a_trace_that_does_not_say_it(tmp_path: Path) -> None:
+    for name, rank in (("rank-12.json", "rank 12"), ("worker.json", "worker")):
+        (tmp_path / name).write_text(json.dumps(gpu_events()))  # the other form: a list alone
+        assert [one.name for one in read(str(tmp_path / name), [], None).ranks] == [rank]
+
+
+def test_kernels_whose_time_cupti_could_not_take(tmp_path: Path) -> None:
+    path = write_nsys(tmp_path / "n.sqlite", [*KERNELS, (GEMM, 7, -(10**6), -(10**6)), (GEMM, 7, 50, 40)])
+    (rank,) = read(str(path), [], None).ranks
+    assert in_us(rank.share_ns) == SHARE_US
+    assert rank.skipped == 2
 
 
 def test_without_kernels_the_training_threads_operators(tmp_path: Path) -> None:
