@@ -67,7 +67,7 @@ _SAYS_USERS = [
 HOME = re.compile(r"(?:(?<=/home/)|(?<=/[Uu]sers/))[A-Za-z_][\w.-]*")
 """A user's name in a path."""
 _SAYS_ACCOUNT = re.compile(
-    rf"(?:--account[= ]|#SBATCH\s+-A\s+|SLURM_JOB_ACCOUNT\\?[\"']?\s*[=:]\s*\\?[\"']?|\bAccount=)({_USER})"
+    rf"(?:--account=|#SBATCH\s+(?:-A|--account)\s+|SLURM_JOB_ACCOUNT\\?[\"']?\s*[=:]\s*\\?[\"']?|\bAccount=)({_USER})"
 )
 _NO_USERS = re.compile(r"(?i)root|nobody|users?|shared|ubuntu|none|null|slurm|runner|main|.|..")
 
