@@ -1,8 +1,8 @@
 """Nsight Systems' SQLite exports to timelines, after the schema in its documentation ("SQLite Export Schema").
 
-Tables and columns read: `CUPTI_ACTIVITY_KIND_KERNEL` (start, end in ns, deviceId, streamId, shortName, demangledName),
-`..._MEMCPY` and `..._MEMSET` (start, end, deviceId, streamId), `StringIds` (id, value). Tables are there only where
-there is something in them. No export of a real run was at hand here: tests build theirs from that schema.
+Tables and columns read: `CUPTI_ACTIVITY_KIND_KERNEL` (start, end in ns, deviceId, globalPid, streamId, demangledName,
+shortName), `..._MEMCPY` and `..._MEMSET` (start, end, deviceId, globalPid, streamId), `StringIds` (id, value). Tables are
+there only where there is something in them. No export of a real run was at hand: tests build theirs from that schema.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def read(path: Path, steps: int | None) -> list[Timeline]:
     Raises:
         MoekitError: it is no such export, is damaged, or has no kernels.
     """
-    devices: dict[int, Recorder] = {}
+    devices: dict[_Place, Recorder] = {}
     skipped = 0
     try:
         address = path.absolute().as_uri() + "?mode=ro&immutable=1"
@@ -38,9 +38,10 @@ def read(path: Path, steps: int | None) -> list[Timeline]:
         raise error(f"`{path}` cannot be read as an export of Nsight Systems: {failure}", _HINT) from None
     if not any(map(len, devices.values())):
         raise error(f"`{path}` has no kernels", "the profiled steps were not reached, or CUDA was not traced")
+    shared = len({number for number, _ in devices}) < len(devices)
     return [
         Timeline(
-            f"{path.stem} device {number}",
+            f"{path.stem} device {number}" + (f" process {process >> 24 & 0xFFFFFF}" if shared else ""),
             SOURCE,
             False,
             steps,
@@ -49,10 +50,12 @@ def read(path: Path, steps: int | None) -> list[Timeline]:
             device.unnamed_sends,
             skipped,
         )
-        for number, device in sorted(devices.items())
+        for (number, process), device in sorted(devices.items())
     ]
 
 
+_Place = tuple[int, int]
+"""Device, and process as the export has it: where each sees one device alone, all of them are device 0."""
 _HINT = "make it by `nsys export --type sqlite REPORT.nsys-rep`"
 
 
@@ -64,33 +67,41 @@ def _check(database: sqlite3.Connection, path: Path) -> None:
         raise error(f"`{path}` has no kernels", "the profiled steps were not reached, or CUDA was not traced")
 
 
-def _kernels(database: sqlite3.Connection, devices: dict[int, Recorder]) -> int:
+def _kernels(database: sqlite3.Connection, devices: dict[_Place, Recorder]) -> int:
     """Record them; how many have no time, which CUPTI says by zeros."""
     skipped = 0
     names: dict[int, str] = dict(database.execute("SELECT id, value FROM StringIds"))
-    rows = database.execute(f'SELECT start, "end", deviceId, streamId, demangledName, shortName FROM {_KERNELS}')
-    for begin, end, device, stream, long_name, short_name in rows:
+    columns = f'start, "end", deviceId, {_process(database, _KERNELS)}, streamId, demangledName, shortName'
+    rows = database.execute(f"SELECT {columns} FROM {_KERNELS}")
+    for begin, end, device, process, stream, long_name, short_name in rows:
         if not _is_time(begin, end):
             skipped += 1
             continue
         name = str(names.get(long_name) or names.get(short_name) or "")
-        recorder = devices.setdefault(int(device), Recorder())
+        recorder = devices.setdefault((int(device), int(process)), Recorder())
         recorder.unnamed_sends += is_unnamed_send(name)
         recorder.add(f"stream {stream}", of_kernel(name), int(begin), int(end))
     return skipped
 
 
-def _others(database: sqlite3.Connection, table: str, family: str, devices: dict[int, Recorder]) -> int:
+def _others(database: sqlite3.Connection, table: str, family: str, devices: dict[_Place, Recorder]) -> int:
     """The same of copies and fills."""
     skipped = 0
     if not database.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
         return 0
-    for begin, end, device, stream in database.execute(f'SELECT start, "end", deviceId, streamId FROM {table}'):
+    columns = f'start, "end", deviceId, {_process(database, table)}, streamId'
+    for begin, end, device, process, stream in database.execute(f"SELECT {columns} FROM {table}"):
         if not _is_time(begin, end):
             skipped += 1
-        elif int(device) in devices:
-            devices[int(device)].add(f"stream {stream}", family, int(begin), int(end))
+        elif (recorder := devices.get((int(device), int(process)))) is not None:
+            recorder.add(f"stream {stream}", family, int(begin), int(end))
     return skipped
+
+
+def _process(database: sqlite3.Connection, table: str) -> str:
+    """The column with the process; some versions have none."""
+    columns = {row[1] for row in database.execute(f"PRAGMA table_info({table})")}
+    return "globalPid" if "globalPid" in columns else "0"
 
 
 def _is_time(begin: object, end: object) -> bool:

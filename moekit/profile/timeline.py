@@ -10,7 +10,7 @@ import numpy as np
 
 from moekit.profile.intervals import Intervals
 
-_LONGEST_NS = 1 << 62
+_LONGEST_NS = 1 << 61  # two of them added or subtracted still fit; clocks that begin in 1970 stay below
 
 
 @dataclass(frozen=True)

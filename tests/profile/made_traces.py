@@ -6,6 +6,7 @@ import gzip
 import json
 import sqlite3
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,9 @@ def write(path: Path, events: list[Any], rank: int = 0, indent: int | None = 2) 
     return path
 
 
-def write_nsys(path: Path, kernels: Iterable[Kernel] = KERNELS, devices: int = 1) -> Path:
+def write_nsys(
+    path: Path, kernels: Iterable[Kernel] = KERNELS, devices: int = 1, pids: tuple[int, ...] = (77,)
+) -> Path:
     """An export after the documented schema: what is read here, and a column more."""
     with sqlite3.connect(path) as database:
         database.execute("CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL)")
@@ -110,21 +113,23 @@ def write_nsys(path: Path, kernels: Iterable[Kernel] = KERNELS, devices: int = 1
         )
         database.execute(
             "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER NOT NULL, end INTEGER NOT NULL,"
-            " deviceId INTEGER NOT NULL, contextId INTEGER NOT NULL, streamId INTEGER NOT NULL, bytes INTEGER NOT NULL)"
+            " deviceId INTEGER NOT NULL, contextId INTEGER NOT NULL, streamId INTEGER NOT NULL, globalPid INTEGER,"
+            " bytes INTEGER NOT NULL)"
         )
         names: dict[str, int] = {}
-        for device in range(devices):
+        for device, pid in product(range(devices), pids):
             for name, stream, begin, end in kernels:
                 number = names.setdefault(name, len(names))
                 times = 10**9 + round(begin * 1000), 10**9 + round(end * 1000)
                 if name == "memcpy":
                     database.execute(
-                        "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?,?,?,1,?,64)", (*times, device, stream)
+                        "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?,?,?,1,?,?,64)",
+                        (*times, device, stream, pid << 24),
                     )
                 else:
                     database.execute(
-                        "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?,?,?,1,?,1,1,?,?,1)",
-                        (*times, device, stream, number, number),
+                        "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?,?,?,1,?,1,?,?,?,1)",
+                        (*times, device, stream, pid << 24, number, number),
                     )
         database.executemany("INSERT INTO StringIds VALUES (?,?)", [(number, name) for name, number in names.items()])
     database.close()

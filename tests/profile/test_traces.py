@@ -97,6 +97,13 @@ def test_the_rank_of_a_trace_that_does_not_say_it(tmp_path: Path) -> None:
         assert [one.name for one in read(str(tmp_path / name), [], None).ranks] == [rank]
 
 
+def test_processes_that_each_see_one_device(tmp_path: Path) -> None:
+    path = write_nsys(tmp_path / "n.sqlite", [*KERNELS, ("memcpy", 9, 75, 80)], pids=(70, 80))
+    ranks = read(str(path), [], 1).ranks
+    assert [rank.name for rank in ranks] == ["n device 0 process 70", "n device 0 process 80"]
+    assert all(rank.share_ns["permute and copy"] == 11_000 for rank in ranks)
+
+
 def test_kernels_whose_time_cupti_could_not_take(tmp_path: Path) -> None:
     path = write_nsys(tmp_path / "n.sqlite", [*KERNELS, (GEMM, 7, -(10**6), -(10**6)), (GEMM, 7, 50, 40)])
     (rank,) = read(str(path), [], None).ranks
