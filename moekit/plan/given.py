@@ -112,6 +112,14 @@ class Given:
             raise self.refused(what, f"`{what}` = {size:,} cannot be divided by `{by}` = {parts:,}", "change either")
         return size // parts
 
+    def parsed[T](self, kind: type[T], text: object, name: str) -> T:
+        """A text in one of Megatron's little languages (`moekit.recipe.patterns`); `name` is the recipe's field."""
+        try:
+            value: T = kind.parse(str(text))  # type: ignore[attr-defined]  # each of them has it
+        except ValueError as reason:
+            raise self.refused(name, f"`{name}` `{text}` {reason}") from None
+        return value
+
     def refused(self, name: str, what: str, hint: str = "") -> MoekitError:
         """A refusal at the place of a field, to raise."""
         return error(what, hint, self.loaded.source.where(name))

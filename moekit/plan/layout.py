@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from moekit.plan.given import Given
-from moekit.plan.shape import Shape
+from moekit.plan.shape import Grouped, Shape
 from moekit.recipe.patterns import HybridPattern, PipelineLayout
 from moekit.recipe.sizes import expert_tensor_ranks
 
@@ -75,9 +75,12 @@ def layout_of(given: Given, shape: Shape) -> Layout:
 def _pieces(given: Given, shape: Shape, pipeline: int) -> list[int]:
     """Layers of each virtual stage, in the order that a token meets them: `# (virtual stage x pipeline rank)`."""
     if text := given("pipeline_model_parallel_layout"):
-        return _by_layout(given, shape, PipelineLayout.parse(text), pipeline)
+        return _by_layout(given, shape, given.parsed(PipelineLayout, text, _LAYOUT), pipeline)
     if shape.stack == "hybrid":
-        pieces = [len(stage) for stage in HybridPattern.parse(given("hybrid_layer_pattern")).stages]
+        pieces = [
+            len(stage)
+            for stage in given.parsed(HybridPattern, given("hybrid_layer_pattern"), "model.hybrid_layer_pattern").stages
+        ]
         if len(pieces) > 1:  # arguments.py:817
             given.divided(len(pieces), pipeline, "model.hybrid_layer_pattern", "parallel.pipeline_model")
             return pieces
@@ -85,7 +88,7 @@ def _pieces(given: Given, shape: Shape, pipeline: int) -> list[int]:
 
 
 def _by_layout(given: Given, shape: Shape, text: PipelineLayout, pipeline: int) -> list[int]:
-    name = "parallel.pipeline_model_layout"
+    name = _LAYOUT
     if len(text.stages) % pipeline:
         what = f"`{name}` has {len(text.stages)} stages, no multiple of `parallel.pipeline_model` = {pipeline}"
         raise given.refused(name, what)
@@ -119,6 +122,7 @@ def _by_numbers(given: Given, layers: int, pipeline: int) -> list[int]:
     return pieces
 
 
+_LAYOUT = "parallel.pipeline_model_layout"
 _VIRTUAL = "parallel.num_virtual_stages_per_pipeline_rank"
 
 
@@ -135,7 +139,9 @@ def _with_depths(given: Given, shape: Shape, pieces: list[int]) -> int | None:
     if not shape.depths:
         return None
     if text := given("pipeline_model_parallel_layout"):
-        return next(index for index, stage in enumerate(PipelineLayout.parse(text).stages) if "m" in stage)
+        return next(
+            index for index, stage in enumerate(given.parsed(PipelineLayout, text, _LAYOUT).stages) if "m" in stage
+        )
     return len(pieces) - 1
 
 
@@ -167,6 +173,10 @@ def _shared_evenly(given: Given, shape: Shape, layout: Layout) -> None:
         given.divided(shape.experts.width, layout.expert_tensor, "moe.ffn_hidden_size", "parallel.expert_tensor")
         shared = "moe.shared_expert_intermediate_size"
         given.divided(shape.experts.shared_width, layout.tensor, shared, "parallel.tensor_model")
+    if isinstance(shape.attention, Grouped) and layout.tensor % shape.attention.groups:  # transformer_config.py:1339
+        given.divided(shape.attention.groups, layout.tensor, "model.num_query_groups", "parallel.tensor_model")
+    if shape.delta:
+        given.divided(shape.delta.key_heads, layout.tensor, "megatron.extra", "parallel.tensor_model")
     if shape.mamba:
         given.divided(shape.mamba.groups, layout.tensor, "model.hybrid_layer_pattern", "parallel.tensor_model")
     if layout.world is not None:

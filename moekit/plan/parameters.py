@@ -100,6 +100,7 @@ def _experts(shape: Shape, of: Experts) -> Iterator[Weight]:
     yield Weight("router", of.number * (hidden + (1 if of.bias else 0)), "whole")
     yield Weight("shared_expert", of.matrices * hidden * of.shared_width, "tensor")
     yield Weight("shared_expert", hidden if of.shared_gate else 0, "whole")
+    yield Weight("norms", hidden * shape.norm_weights if of.norm_behind else 0, "whole")
     if of.latent:
         bias = of.latent + hidden if of.bias else 0
         norm = of.latent * shape.norm_weights if of.latent_norm else 0

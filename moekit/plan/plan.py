@@ -36,7 +36,12 @@ class Plan:
     @property
     def vocabulary_is_assumed(self) -> bool:
         """Whether what has to do with the vocabulary rests on an assumption."""
-        return any(note.certainty == "assumed" for note in self.notes)
+        return any(note.certainty == "assumed" for note in self.notes if note.name == "vocab_size")
+
+    @property
+    def model_is_assumed(self) -> bool:
+        """Whether weights of the layers rest on one."""
+        return any(note.certainty == "assumed" for note in self.notes if note.name != "vocab_size")
 
     @property
     def flops_per_token(self) -> float | None:

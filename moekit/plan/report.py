@@ -27,6 +27,9 @@ def as_values(plan: Plan) -> dict[str, Any]:
         "layout": {key: value for key, value in asdict(layout).items() if key != "stages"},
         "stages": [[asdict(stage) for stage in stages] for stages in layout.stages],
         "parameters": asdict(plan.parameters),
+        "parameters_of_a_layer": {
+            layer: _by_module(layer_weights(shape, layer)) for layer in sorted(set(shape.layers))
+        },
         "per_gpu": [asdict(gpu) | {"total": gpu.total} for gpu in plan.gpus],
         "flops_per_token": plan.flops_per_token,
         "flops_per_token_by_term": plan.flops,
@@ -43,10 +46,18 @@ def as_values(plan: Plan) -> dict[str, Any]:
 
 
 def certainties(plan: Plan) -> dict[str, str]:
-    """By number: what an assumed vocabulary touches is assumed, the rest exact."""
-    touched = "assumed" if plan.vocabulary_is_assumed else "exact"
-    names = ("total", "active", "active_without_input", "flops_per_token")
-    return dict.fromkeys(names, touched) | {"experts": "exact", "active_without_embeddings": "exact"}
+    """By number: what an assumption touches is assumed, the rest exact."""
+    layers = "assumed" if plan.model_is_assumed else "exact"
+    touched = "assumed" if plan.vocabulary_is_assumed else layers
+    return {
+        "total": touched,
+        "experts": "exact",
+        "active": touched,
+        "active_without_input": touched,
+        "active_without_embeddings": layers,
+        "prediction": layers,
+        "flops_per_token": touched,
+    }
 
 
 def _times(one: float | None, other: int | None) -> float | None:
@@ -98,7 +109,7 @@ def _parameter_lines(plan: Plan) -> Iterator[str]:
         ("active less embedding and output", counted.active_without_embeddings, sure["active_without_embeddings"]),
     ]
     if counted.prediction:
-        rows.append(("prediction depths add", counted.prediction, "exact"))
+        rows.append(("prediction depths add", counted.prediction, sure["prediction"]))
     if biases := counted.router_biases + counted.prediction_router_biases:
         rows.append(("router biases (buffers) add", biases, "exact"))
     yield "parameters"

@@ -88,6 +88,9 @@ class Experts:
     latent: int | None
     """The experts' outer width; None is the model's."""
     latent_norm: bool
+    """Before latent output is projected up."""
+    norm_behind: bool
+    """Behind the experts of a shortcut."""
     matrices: int
     bias: bool
     shared_width: int

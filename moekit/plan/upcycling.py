@@ -69,6 +69,7 @@ def _choice(dense: Shape, of: Dense, slices: int, copies: int) -> Choice:
         width=of.width // slices,
         latent=None,
         latent_norm=False,
+        norm_behind=False,
         matrices=of.matrices,
         bias=of.bias,
         shared_width=0,

@@ -49,6 +49,7 @@ def test_json_has_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert values["parameters"]["active"] == 1_221_134_336
     assert values["certainty"]["total"] == "exact"
     assert values["per_gpu"][0]["total"] == 6_858_278_912 - 7 * values["per_gpu"][0]["experts"]
+    assert values["parameters_of_a_layer"]["*E"]["experts"] == 64 * 6_291_456
     assert values["tokens_per_step"] == 2_097_152
     assert values["flops_per_step"] == pytest.approx(8.119e9 * 2_097_152, rel=1e-3)
     assert values["flops_per_token"] == sum(values["flops_per_token_by_term"].values())

@@ -152,3 +152,31 @@ def test_sizes_that_make_no_model_are_refused(sections: dict[str, Any], said: st
     (problem,) = refused.value.problems
     assert said in problem.what
     assert "asked.yaml" in problem.where
+
+
+@pytest.mark.parametrize(("name", "twin", "vectors"), [
+    ("settings/experts_latent_norm", "settings/experts_latent", 16 * 1024),
+])  # fmt: skip
+def test_what_only_the_handbooks_commit_has_is_assumed(name: str, twin: str, vectors: int) -> None:
+    """A norm of the latent width in each of 16 layers."""
+    found = plan_of(load(name))
+    assert found.model_is_assumed
+    assert not found.vocabulary_is_assumed
+    assert found.parameters.total - plan_of(load(twin)).parameters.total == vectors
+
+
+def test_latent_experts(tmp_path: Path) -> None:
+    """Projections down and up, and experts of the latent width: against `moe_layer.py:264` by hand."""
+    moe = {"num_experts": 4, "ffn_hidden_size": 96, "latent_size": 32}
+    shape = {"hidden_size": 64, "swiglu": True, "disable_bias_linear": True}
+    counted = parameters(resolve(small(tmp_path, moe=moe, model=shape)))
+    assert counted.by_module["latent"] == 8 * 2 * 64 * 32
+    assert counted.experts == 8 * 4 * 3 * 32 * 96
+
+
+def test_repeated_depths_have_weights_once(tmp_path: Path) -> None:
+    one = parameters(resolve(small(tmp_path, model={"mtp_num_layers": 1})))
+    two = parameters(resolve(small(tmp_path, model={"mtp_num_layers": 2})))
+    repeated = small(tmp_path, model={"mtp_num_layers": 2}, megatron={"extra": ["--mtp-use-repeated-layer"]})
+    assert two.prediction == 2 * one.prediction
+    assert parameters(resolve(repeated)).prediction == one.prediction

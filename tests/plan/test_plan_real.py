@@ -58,6 +58,10 @@ BUILT = {
     "embedding and loss are layers": differing({"model": {"num_layers": 6}, "parallel": {
         "pipeline_model": 4, "account_for_embedding_in_pipeline_split": True,
         "account_for_loss_in_pipeline_split": True}}),
+    "tensor 2, experts whole": differing(MOE, {"parallel": {
+        "tensor_model": 2, "sequence": True, "expert_model": 4, "expert_tensor": 1}}),
+    "tensor 2, experts cut as well": differing(MOE, {"parallel": {
+        "tensor_model": 2, "sequence": True, "expert_model": 2, "expert_tensor": 2, "pipeline_model": 2}}),
     "experts on 4 ranks": differing(MOE, {"parallel": {"expert_model": 4}}),
     "dense first, gated shared expert": differing(MOE, {"parallel": {"expert_model": 4, "pipeline_model": 2}, "moe": {
         "layer_freq": "([0]*3+[1]*5)", "shared_expert_intermediate_size": 128, "shared_expert_gate": True}}),
@@ -87,6 +91,8 @@ COUNTED = {
     "Mamba": differing(MOE, {"model": {
         "stack": "hybrid", "hybrid_layer_pattern": "M*MEM-ME", "num_layers": 8,
         "group_query_attention": True, "num_query_groups": 2, "hidden_size": 128}}),
+    "a hybrid prediction depth": differing(MOE, {"model": {
+        "stack": "hybrid", "hybrid_layer_pattern": "*E*-/*E/*E"}}),
     "delta nets in a hybrid stack": differing(MOE, {
         "model": {"stack": "hybrid", "hybrid_layer_pattern": "G*G-GEGE"}}),
 }  # fmt: skip
