@@ -1,8 +1,8 @@
 """Nsight Systems' SQLite exports to timelines, after the schema in its documentation ("SQLite Export Schema").
 
 Tables and columns read: `CUPTI_ACTIVITY_KIND_KERNEL` (start, end in ns, deviceId, globalPid, streamId, demangledName,
-shortName), `..._MEMCPY` and `..._MEMSET` (start, end, deviceId, globalPid, streamId), `StringIds` (id, value). Tables are
-there only where there is something in them. No export of a real run was at hand: tests build theirs from that schema.
+shortName), `..._MEMCPY` and `..._MEMSET` (start, end, deviceId, globalPid, streamId), `StringIds` (id, value). Tables
+are there only where something is in them. No export of a real run was at hand: tests build theirs from that schema.
 """
 
 from __future__ import annotations
