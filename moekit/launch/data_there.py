@@ -27,6 +27,10 @@ def problems(loaded: Loaded, shared_root: Path) -> Iterator[Problem]:
     """What of a recipe's data and tokenizer is not there, not whole, or not made for each other; and warnings."""
     data = loaded.recipe.data
     tokenizer = data.tokenizer if data.tokenizer not in (None, PREPARED_DATA) else None
+    if tokenizer and not (folder := tokenizer_dir(shared_root, tokenizer)).exists():
+        what = f"there is no tokenizer `{tokenizer}`: {folder}"
+        hint = "put its files there, or `moekit data tokenizer DATASET` fetches that of a data set"
+        yield Problem(loaded.source.where("data.tokenizer"), what, hint)
     if data.name and data.name != PREPARED_DATA:
         try:
             yield from _data(loaded, data_dir(shared_root, data.name), shared_root)
@@ -34,10 +38,6 @@ def problems(loaded: Loaded, shared_root: Path) -> Iterator[Problem]:
             yield from unreadable.problems
         except OSError as reason:
             yield Problem(str(reason.filename), f"cannot be read: {reason.strerror}", "see who owns it")
-    if tokenizer and not (folder := tokenizer_dir(shared_root, tokenizer)).exists():
-        what = f"there is no tokenizer `{tokenizer}`: {folder}"
-        hint = "put its files there, or `moekit data tokenizer DATASET` fetches that of a data set"
-        yield Problem(loaded.source.where("data.tokenizer"), what, hint)
     yield from hash_table_there.problems(loaded, shared_root)
 
 

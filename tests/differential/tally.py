@@ -15,7 +15,8 @@ from moekit.megatron.verdict import Verdict
 from moekit.recipe.rules import RULES
 
 LEAST_CHANGES_OF_A_FIELD = 20
-LEAST_REFUSED = 0.4
+LEAST_REFUSED = 0.35
+"""Changes that Megatron accepts show little; a part of the fields is moekit's own, and it never sees them."""
 
 
 @dataclass

@@ -54,10 +54,10 @@ def test_data_that_is_there(recipe_of: Recipe, root: Path) -> None:
 
 def test_no_data_set(recipe_of: Recipe, tmp_path: Path) -> None:
     assert said(recipe_of(OWN), tmp_path) == [
-        f"there is no data set `own`: {tmp_path}/data/own\n"
-        "    hint: `moekit data tokenize own` makes it; or put its shards there, and their list `data-args.txt`",
         f"there is no tokenizer `letters`: {tmp_path}/tokenizers/letters\n"
         "    hint: put its files there, or `moekit data tokenizer DATASET` fetches that of a data set",
+        f"there is no data set `own`: {tmp_path}/data/own\n"
+        "    hint: `moekit data tokenize own` makes it; or put its shards there, and their list `data-args.txt`",
     ]
     assert data_there.said_of_epochs(recipe_of(OWN), tmp_path) is None
 

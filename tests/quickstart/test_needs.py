@@ -66,10 +66,10 @@ def test_all_that_is_missing_comes_at_once(recipe: object, monkeypatch: pytest.M
     assert messages == [
         "error: not installed: `torch`, `megatron-core`, `tensorboard`, `psutil`, `transformers`\n"
         "    hint: run `pip install 'moekit[local]'` (about 3 GB to download, 6 GB on disk)",
-        "changed.yaml:3: there is no data set `own`: data/own\n"
-        "    hint: `moekit data tokenize own` makes it; or put its shards there, and their list `data-args.txt`",
         "changed.yaml:4: there is no tokenizer `own`: tokenizers/own\n"
         "    hint: put its files there, or `moekit data tokenizer DATASET` fetches that of a data set",
+        "changed.yaml:3: there is no data set `own`: data/own\n"
+        "    hint: `moekit data tokenize own` makes it; or put its shards there, and their list `data-args.txt`",
         "changed.yaml:6: run `before` has no checkpoint: runs/before/checkpoints\n    hint: launch it first",
         f"{here}: 0.5 GiB of disk is free, and a run needs 1 GiB\n"
         "    hint: make room, or run this in another folder, or with another `shared_root` in the profile",

@@ -54,7 +54,9 @@ def test_an_upcycled_run_is_converted_once(slurm: Cluster) -> None:
     assert "moe_use_upcycling ............................... True" in first
     assert "moe_use_upcycling ............................... False" in second
     steps = [(seen.attempt, seen.step) for seen in MetricsReader(run.files.path).poll()]
-    assert [step for attempt, step in steps if attempt == 2] == list(range(5, 15))
+    again = [step for attempt, step in steps if attempt == 2]
+    assert again[0] in (5, 9)  # by how long the machine takes to kill it, it saves once or twice
+    assert again == list(range(again[0], 15))
     assert {step for _, step in steps} == set(range(1, 15))
     for attempt in (1, 2):
         assert (run.files.attempt(attempt).tensorboard).is_dir()

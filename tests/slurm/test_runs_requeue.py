@@ -26,7 +26,9 @@ case $(basename "$PWD"):$MOEKIT_ATTEMPT in
     returns:*) until [[ -e go ]]; do sleep 0.1; done; save 4768; reach 4768; end 0 ;;
     repeats:4) save 20; reach 20; end 0 ;;
     repeats:*) [[ $MOEKIT_ATTEMPT != 1 ]] || save 10; reach 12; end 1 "ValueError: always" ;;
-    suspect:1) save 10; reach 12; end 16 "SystemExit: 16" ;;
+    suspect:1) save 10; reach 12
+        echo "Rank 0, node any, device 0, iteration #12: First rerun: unexpected result is reproducible"
+        end 16 "SystemExit: 16" ;;
     saves*) reach 5; trap 'save 50; reach 50; end 0' TERM; touch ready; while sleep 0.1; do :; done ;;
     waits*) reach 5; touch ready; sleep 600 ;;
     *) reach 1; end 1 "RuntimeError: no" ;;
