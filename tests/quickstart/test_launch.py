@@ -18,7 +18,7 @@ from moekit.watch.metrics import MetricsReader
 
 pytestmark = [pytest.mark.megatron, pytest.mark.train, pytest.mark.timeout(4000)]
 
-TIMINGS = ("iteration-time", "throughput")
+TIMINGS = ("iteration-time", "throughput", "peak_rss_gib", "peak_rss_rank")
 SMALL = """
 base: quickstart
 train: {iters: 12}
@@ -58,7 +58,7 @@ def story(trained: Launched, launch: Launch) -> Story:
 
 
 def values(launched: Launched, attempt: int) -> dict[int, dict[str, float]]:
-    """What one attempt logged, by step, without what measures time."""
+    """What one attempt logged, by step, without what measures time or memory."""
     found: dict[int, dict[str, float]] = {}
     for step in MetricsReader(launched.run.path).poll():
         if step.attempt == attempt:
