@@ -13,6 +13,7 @@ import runpy
 import socket
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.managers import SyncManager
@@ -127,7 +128,8 @@ def _queue_by_fork() -> Iterator[None]:
     """
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-    manager = SyncManager(ctx=multiprocessing.get_context("fork"))
+    # Linux's abstract name: that of a file in a long TMPDIR does not fit a socket's address.
+    manager = SyncManager(f"\0moekit-{os.getpid()}-{uuid.uuid4().hex}", ctx=multiprocessing.get_context("fork"))
     manager.start(die_with_parent)
     with manager:
         filesystem_async._results_queue = manager.Queue()

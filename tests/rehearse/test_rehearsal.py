@@ -31,7 +31,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def folder(tmp_path: Path) -> Path:
     """A working directory like a user's; temporary files lie beside it."""
     (tmp_path / "work").mkdir()
-    (tmp_path / "temporary").mkdir()
+    (tmp_path / ("temporary" * 10)).mkdir()
     (tmp_path / "work" / "recipes").symlink_to(ROOT / "recipes")
     return tmp_path / "work"
 
@@ -41,7 +41,8 @@ def command(*words: str) -> list[str]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    return {**os.environ, "TMPDIR": str(folder.parent / "temporary"), "COLUMNS": "100"}
+    """With temporary files in a folder whose path is longer than a socket's may be."""
+    return {**os.environ, "TMPDIR": str(folder.parent / ("temporary" * 10)), "COLUMNS": "100"}
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def rehearse(folder: Path) -> Run:
 
 
 def left_behind(folder: Path) -> list[Path]:
-    return list((folder.parent / "temporary").glob("moekit-rehearsal-*"))
+    return list((folder.parent / ("temporary" * 10)).glob("moekit-rehearsal-*"))
 
 
 def masked(text: str) -> str:

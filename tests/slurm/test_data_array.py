@@ -229,19 +229,19 @@ def test_slurms_own_limit_is_asked_for_and_is_the_one_that_sbatch_holds(slurm: C
 
 def test_what_slurm_refuses_is_said_in_its_words_and_leaves_no_job(slurm: Cluster, tmp_path: Path) -> None:
     make_tokenizer(slurm.shared_root)
-    described = describe(tmp_path, "refused", 2)
+    described = describe(tmp_path, "not_taken", 2)
     for fields, said in (
         ({"cpu_partition": "nowhere"}, "sbatch refused the job: "),
-        ({"cpu_partition": None}, "profile `refused` names no partition of CPU nodes, and tokenizing takes no GPU"),
+        ({"cpu_partition": None}, "profile `not_taken` names no partition of CPU nodes, and tokenizing takes no GPU"),
         ({"cpu_partition": "cpu", "max_time_min": 120}, "sbatch refused the job: "),
     ):
-        profile = slurm.profile("refused", **fields)
+        profile = slurm.profile("not_taken", **fields)
         done = slurm.moekit("data", "tokenize", described, "--on", "slurm", "--profile", profile)
         assert (done.returncode, done.stdout) == (1, "")
         assert said in done.stderr
         assert "Traceback" not in done.stderr
-    assert slurm.call("squeue", "-h", "-t", "all", "-n", "refused-tokenize", "-o", "%A").stdout == ""
-    profile = slurm.profile("refused", cpu_partition="cpu")
+    assert slurm.call("squeue", "-h", "-t", "all", "-n", "not_taken-tokenize", "-o", "%A").stdout == ""
+    profile = slurm.profile("not_taken", cpu_partition="cpu")
     (one,) = submit(slurm, described, "--profile", profile)["jobs"]
     assert {*until_ended(slurm, one["job"]).values()} == {"COMPLETED"}
 
