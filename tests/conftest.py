@@ -11,6 +11,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the expected texts kept beside the tests")
 
 
+def pytest_configure() -> None:
+    """Programs that tests run get no width of a terminal from here: xdist's processes have one."""
+    os.environ.pop("COLUMNS", None)
+
+
 def room(nodeid: str) -> str:
     """The folder of a test; one machine has one Slurm."""
     folder = nodeid.split("/")[1]
