@@ -55,7 +55,7 @@ assert not heavy, heavy
 
 
 MEASURED = """
-import resource, sys
+import sys
 from pathlib import Path
 from moekit.data.making.encoding import load_encoder, make_part
 from moekit.data.planning import folder_of, make_plan
@@ -64,7 +64,8 @@ root, text = Path(sys.argv[1]), Path(sys.argv[2])
 plan = make_plan(a_dataset(text), root)
 encoder = load_encoder(root / "tokenizers" / "tiny" / "tokenizer.json", END)
 part = make_part(plan, plan.files[0], encoder, root / "part", lambda step: None)
-print(part.documents, part.tokens, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+peak_kib = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])  # getrusage has its parent's
+print(part.documents, part.tokens, peak_kib // 1024)
 """
 
 
