@@ -9,10 +9,9 @@ from typing import Annotated, Literal
 
 from moekit import share
 from moekit.cluster.profile_rules import problems_of
-from moekit.problems import MoekitError, Problem, did_you_mean, error, shortened
-from moekit.recipe import nodes
-from moekit.recipe.build import build
-from moekit.recipe.load import Source, is_there, show
+from moekit.problems import Problem, did_you_mean, error, shortened
+from moekit.recipe import flat, nodes
+from moekit.recipe.load import is_there, show
 from moekit.recipe.schema.markers import AtLeast
 
 HINTS = {
@@ -108,25 +107,12 @@ def find_cluster(given: str | None = None) -> Cluster:
 
 def parse_cluster(text: str, shown: str) -> Cluster:
     """The profile that a YAML text says, called `shown` in messages; raises like `find_cluster`."""
-    problems: list[Problem] = []
-    try:
-        tree = nodes.parse(text, shown, problems)
-    except MoekitError as unreadable:
-        raise MoekitError(*map(_of_a_profile, unreadable.problems)) from None
-    cluster = build(Cluster, tree, problems)
-    problems += problems_of(cluster, Source(shown, tree))
-    if problems:
-        raise MoekitError(*sorted(map(_of_a_profile, problems), key=_line))
-    return cluster
+    return flat.parse(Cluster, text, shown, problems_of, _of_a_profile)
 
 
 def _of_a_profile(problem: Problem) -> Problem:
     """A problem of YAML, whose hints are for recipes, in a profile's words."""
     return replace(problem, hint=HINTS.get(problem.hint, problem.hint))
-
-
-def _line(problem: Problem) -> int:
-    return int(line) if (line := problem.where.rpartition(":")[2]).isdigit() else 0
 
 
 def over_limits(

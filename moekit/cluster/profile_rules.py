@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from moekit.problems import Problem, shortened
-from moekit.recipe import nodes
+from moekit.recipe import flat, nodes
 from moekit.recipe.load import Source
 from moekit.recipe.names import variable_problem
 
@@ -27,20 +27,13 @@ _MOUNT = re.compile(r"/[^:]*(:/[^:]*(:[a-z+]+)?)?")
 
 def problems_of(cluster: Cluster, source: Source) -> Iterator[Problem]:
     """Everything that is wrong with a profile whose fields were read one by one."""
-    yield from _missing(source)
+    yield from flat.missing(source, REQUIRED)
     yield from _words(cluster, source)
     yield from _container(cluster, source)
     yield from _paths(cluster, source)
     yield from _mounts(cluster, source)
     yield from _limits(cluster, source)
     yield from _environment(cluster, source)
-
-
-def _missing(source: Source) -> Iterator[Problem]:
-    for name in REQUIRED:
-        node = source.find(name)
-        if isinstance(node, nodes.Scalar) and node.is_null:
-            yield Problem(source.where(name), f"`{name}` is missing")
 
 
 def _words(cluster: Cluster, source: Source) -> Iterator[Problem]:

@@ -9,10 +9,9 @@ from typing import Annotated, Literal
 
 from moekit import share
 from moekit.data.dataset_rules import NO_END, REQUIRED, problems_of
-from moekit.problems import MoekitError, Problem, did_you_mean, error, shortened
-from moekit.recipe import nodes
-from moekit.recipe.build import build
-from moekit.recipe.load import Source, is_there, show
+from moekit.problems import Problem, did_you_mean, error, shortened
+from moekit.recipe import flat, nodes
+from moekit.recipe.load import is_there, show
 from moekit.recipe.schema.markers import AtLeast
 
 HINTS = {
@@ -89,15 +88,7 @@ def parse_dataset(text: str, shown: str, folder: Path) -> Dataset:
 
     Local paths in it come out absolute, taken from `folder`.
     """
-    problems: list[Problem] = []
-    try:
-        tree = nodes.parse(text, shown, problems)
-    except MoekitError as unreadable:
-        raise MoekitError(*map(_of_a_dataset, unreadable.problems)) from None
-    dataset = build(Dataset, tree, problems)
-    problems += problems_of(dataset, Source(shown, tree))
-    if problems:
-        raise MoekitError(*sorted(map(_of_a_dataset, problems), key=_line))
+    dataset = flat.parse(Dataset, text, shown, problems_of, _of_a_dataset)
     local = dataset.tokenizer_source and dataset.tokenizer_source.startswith((".", "/"))
     return replace(
         dataset,
@@ -117,10 +108,6 @@ def _of_a_dataset(problem: Problem) -> Problem:
     if problem.hint == "write `null` to unset it" and problem.what.split("`")[1] in REQUIRED:
         return replace(problem, hint="")
     return replace(problem, hint=HINTS.get(problem.hint, problem.hint))
-
-
-def _line(problem: Problem) -> int:
-    return int(line) if (line := problem.where.rpartition(":")[2]).isdigit() else 0
 
 
 def shipped_datasets() -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from moekit.problems import Problem, shortened
-from moekit.recipe import nodes
+from moekit.recipe import flat, nodes
 from moekit.recipe.load import Source
 from moekit.recipe.names import RUN_NAME
 
@@ -40,19 +40,12 @@ def format_of(path: str) -> str | None:
 
 def problems_of(dataset: Dataset, source: Source) -> Iterator[Problem]:
     """Everything that is wrong with a description whose fields were read one by one."""
-    yield from _missing(source)
+    yield from flat.missing(source, REQUIRED)
     yield from _names(dataset, source)
     yield from _sources(dataset, source)
     yield from _format(dataset, source)
     yield from _tokenizer(dataset, source)
     yield from _numbers(dataset, source)
-
-
-def _missing(source: Source) -> Iterator[Problem]:
-    for name in REQUIRED:
-        node = source.find(name)
-        if isinstance(node, nodes.Scalar) and node.is_null:
-            yield Problem(source.where(name), f"`{name}` is missing")
 
 
 def _names(dataset: Dataset, source: Source) -> Iterator[Problem]:
