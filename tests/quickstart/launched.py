@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -81,27 +80,29 @@ class Launched:
                     ranked[int(ranks[0])] = pid
         return [ranked[rank] for rank in sorted(ranked)]
 
-    def ports(self) -> list[int]:
-        """Ports on which its processes listen."""
-        import psutil
-
+    def listeners(self) -> set[str]:
+        """The sockets on which its processes listen, by inode: another program may take a port that was given back."""
         found = set()
         for pid in self.processes():
-            with contextlib.suppress(psutil.Error):
-                connections = psutil.Process(pid).net_connections("tcp")
-                found |= {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
-        return sorted(found)
+            for fd in Path("/proc", str(pid), "fd").glob("*"):
+                with contextlib.suppress(OSError):
+                    found.add(str(fd.readlink()))
+        return found & listening()
 
-    def assert_nothing_is_left(self, ports: list[int] | None = None, within_s: float = 60.0) -> None:
-        """No process, no lock, and nobody listens where it did."""
+    def assert_nothing_is_left(self, listeners: set[str] | None = None, within_s: float = 60.0) -> None:
+        """No process, no lock, and no socket that it listened on."""
         deadline = time.monotonic() + within_s
         while self.processes() and time.monotonic() < deadline:
             time.sleep(0.2)
         assert self.processes() == []
         assert not is_locked(self.run)
-        for port in ports or []:
-            with socket.socket() as probe:
-                assert probe.connect_ex(("127.0.0.1", port)) != 0
+        assert not (listeners or set()) & listening()
+
+
+def listening() -> set[str]:
+    """All TCP sockets of this machine that somebody listens on, as /proc/PID/fd names them."""
+    rows = [row.split() for name in ("tcp", "tcp6") for row in Path("/proc/net", name).read_text().splitlines()[1:]]
+    return {f"socket:[{row[9]}]" for row in rows if row[3] == "0A"}
 
 
 def is_locked(run: RunDir) -> bool:

@@ -38,23 +38,23 @@ class Story:
     second_code: int
     second_text: str
     interrupt_code: int
-    ports: list[int]
+    listeners: set[str]
 
 
 @pytest.fixture(scope="session")
 def story(trained: Launched, launch: Launch) -> Story:
     killed = launch("story")
     killed.wait_for_step(SAVE_INTERVAL + 5)
-    ports = killed.ports()
+    listeners = killed.listeners()
     assert killed.signal(signal.SIGKILL) == -signal.SIGKILL
-    killed.assert_nothing_is_left(ports)
+    killed.assert_nothing_is_left(listeners)
     resumed = launch("story")
     resumed.wait_for_step(SAVE_INTERVAL + 2)
     second = launch("story")
     second_code = second.wait()
     resumed.wait_for_step(SAVE_INTERVAL + 20)
-    ports += resumed.ports()
-    return Story(killed, resumed, second_code, second.text, resumed.signal(signal.SIGINT), ports)
+    listeners |= resumed.listeners()
+    return Story(killed, resumed, second_code, second.text, resumed.signal(signal.SIGINT), listeners)
 
 
 def values(launched: Launched, attempt: int) -> dict[int, dict[str, float]]:
@@ -89,8 +89,10 @@ def test_a_second_launch_is_refused(story: Story) -> None:
 
 def test_ctrl_c_leaves_nothing_and_says_how_to_go_on(story: Story) -> None:
     assert story.interrupt_code == 130
-    assert story.ports  # there was something to give back
-    story.resumed.assert_nothing_is_left(story.ports, within_s=0)  # its exit was waited for, so nothing is left by then
+    assert story.listeners  # there was something to give back
+    story.resumed.assert_nothing_is_left(
+        story.listeners, within_s=0
+    )  # its exit was waited for, so nothing is left by then
     ending = story.resumed.text.splitlines()[-2:]
     assert ending[0] == "stopped; no process is left"
     assert ending[1] == f"the same command goes on from the checkpoint of iteration {SAVE_INTERVAL}"
@@ -123,11 +125,11 @@ def test_another_recipe_does_not_take_the_name(trained: Launched, launch: Launch
 def test_a_killed_worker_fails_the_run(trained: Launched, launch: Launch) -> None:
     launched = launch("worker", SMALL)
     launched.wait_for_step(3)
-    workers, ports = launched.workers(), launched.ports()
+    workers, listeners = launched.workers(), launched.listeners()
     assert len(workers) == 2
     os.kill(workers[1], signal.SIGKILL)
     assert launched.wait() == 1
-    launched.assert_nothing_is_left(ports, within_s=0)
+    launched.assert_nothing_is_left(listeners, within_s=0)
     cause = "training failed: rank 1 was killed (SIGKILL): most often the machine was out of memory"
     assert cause in launched.text
     assert "runs/worker/attempts/1/train.log" in launched.text

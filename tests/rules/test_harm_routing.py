@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,9 +122,9 @@ def test_a_table_of_no_data_set_is_not_looked_for() -> None:
     from moekit.recipe.load import load
 
     recipe = load("first_moe").recipe
-    recipe.moe.num_hash_layers, recipe.moe.hash_table = 3, "greedy"
+    recipe = replace(recipe, moe=replace(recipe.moe, num_hash_layers=3, hash_table="greedy"))
     assert job_variables(recipe)["MOEKIT_HASH_TABLE"]
-    recipe.data.name = None
+    recipe = replace(recipe, data=replace(recipe.data, name=None))
     assert job_variables(recipe)["MOEKIT_HASH_TABLE"] is None
 
 
@@ -135,8 +136,7 @@ def test_a_path_leads_a_table_out_of_its_data_set(tmp_path: Path) -> None:
     tables = hash_table_file(tmp_path, recipe)
     assert tables is None
     for name, inside in (("greedy", True), ("../greedy", False)):
-        recipe.moe.hash_table = name
-        file = hash_table_file(tmp_path, recipe)
+        file = hash_table_file(tmp_path, replace(recipe, moe=replace(recipe.moe, hash_table=name)))
         assert file is not None
         assert (file.resolve().parent.name == "hash_tables") == inside
 
