@@ -22,7 +22,8 @@ from moekit.launch.folders import write
 from moekit.launch.index import folder_of, for_runs, has_index
 from moekit.launch.missing import missing
 from moekit.launch.processes import environment
-from moekit.launch.rundir import RunDir, data_dir, job_variables, run_files
+from moekit.launch.run_files import job_variables, run_files
+from moekit.launch.rundir import RunDir, data_dir
 from moekit.launch.script import environment as cluster_environment
 from moekit.launch.script import environment_script
 from moekit.launch.submit import prepare_data

@@ -12,7 +12,8 @@ from moekit.job.endings import ended_well
 from moekit.job.hooks import end_iteration
 from moekit.launch.live import Display, Follow, rows_every
 from moekit.launch.processes import environment, guarded, torchrun
-from moekit.launch.rundir import RunDir, checkpointed_step, job_variables, run_dir
+from moekit.launch.run_files import job_variables
+from moekit.launch.rundir import RunDir, checkpointed_step, run_dir
 from moekit.problems import error
 from moekit.recipe.load import Loaded
 from moekit.recipe.sizes import Sizes, sizes, total_steps

@@ -166,7 +166,7 @@ def _write_only(loaded: list[Loaded], cluster: Cluster, as_json: bool) -> None:
 
 def _files(loaded: Loaded, shared_root: Path, cluster: Cluster | None) -> dict[str, str]:
     """The run directory's files, for this machine or for a cluster."""
-    from moekit.launch.rundir import run_files
+    from moekit.launch.run_files import run_files
     from moekit.launch.script import slurm_files
 
     name = loaded.name

@@ -11,7 +11,8 @@ from moekit.data.manifest import Listed, Manifest, lists_not_as_said, not_as_lis
 from moekit.data.plan import DataFolder
 from moekit.data.shards import bin_path, idx_path, split_documents
 from moekit.launch import hash_table_there
-from moekit.launch.rundir import data_dir, tokenizer_dir, weights_and_shards
+from moekit.launch.run_files import weights_and_shards
+from moekit.launch.rundir import data_dir, tokenizer_dir
 from moekit.problems import MoekitError, Problem
 from moekit.recipe.load import Loaded
 from moekit.recipe.sizes import total_steps

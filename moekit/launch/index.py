@@ -19,7 +19,8 @@ from moekit.job.gpt import OF_A_CHECKOUT
 from moekit.job.index import CHANGES_ON_THE_WAY
 from moekit.launch import slurm
 from moekit.launch.folders import write
-from moekit.launch.rundir import RunDir, data_dir, lines, run_dir
+from moekit.launch.run_files import lines
+from moekit.launch.rundir import RunDir, data_dir, run_dir
 from moekit.launch.script import srun_words
 from moekit.launch.slurm_text import number
 from moekit.megatron.flags import arguments, argv

@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from moekit.cluster.profile import Cluster
-from moekit.launch.rundir import run_arguments
+from moekit.launch.run_files import run_arguments
 from moekit.launch.script import environment
 from moekit.megatron.dump import checkout
 from moekit.megatron.flags import argv

@@ -20,7 +20,8 @@ from moekit.launch.attempt import Plan, is_finished, next_attempt, watch
 from moekit.launch.folders import write
 from moekit.launch.live import Display, Follow, clock
 from moekit.launch.processes import only_launch, visible_gpus
-from moekit.launch.rundir import PROJECT, RunDir, checkpointed_step, is_of, run_dir, run_files
+from moekit.launch.run_files import PROJECT, is_of, run_files
+from moekit.launch.rundir import RunDir, checkpointed_step, run_dir
 from moekit.problems import MoekitError, error, print_problems
 from moekit.recipe.load import Loaded, show
 

@@ -1,6 +1,6 @@
 """What a run was made of, as far as a cluster says it at launch: checkout, image, data, versions.
 
-A run's `provenance.json` has what `rundir.run_files` says, which is the same every time, and these under `found`. No
+A run's `provenance.json` has what `run_files.run_files` says, which is the same every time, and these under `found`. No
 gigabytes are read for it: an image is told by its size and time, and by the sha256 that somebody put down beside it
 (`IMAGE.sha256`, as `sha256sum` writes it). Of data, the small files that list what was made are hashed.
 """

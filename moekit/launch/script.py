@@ -14,7 +14,8 @@ import moekit
 from moekit import share
 from moekit.cluster.profile import Cluster, over_limits
 from moekit.job.attempts import MAX_ATTEMPTS
-from moekit.launch.rundir import job_variables, lines, run_dir, run_files
+from moekit.launch.run_files import job_variables, lines, run_files
+from moekit.launch.rundir import run_dir
 from moekit.problems import MoekitError, Problem, error
 from moekit.recipe.load import Loaded
 from moekit.recipe.schema import Recipe

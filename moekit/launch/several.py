@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from moekit.cluster.profile import Cluster
 from moekit.launch import chain, index
 from moekit.launch.missing import missing
-from moekit.launch.rundir import RunDir, is_of, run_dir
+from moekit.launch.run_files import is_of
+from moekit.launch.rundir import RunDir, run_dir
 from moekit.launch.submit import Submitted, looked_at, prepare, settled, submit_links, taken_by
 from moekit.problems import MoekitError, Problem, error, shortened
 from moekit.recipe.check import problems_of

@@ -1,7 +1,7 @@
 """A recipe to Megatron's arguments: one field, one option, in the schema's order.
 
 Nothing is added that the recipe does not say; the options whose values are paths come from the launch
-(`moekit.launch.rundir.owned_arguments`).
+(`moekit.launch.run_files.owned_arguments`).
 """
 
 from __future__ import annotations

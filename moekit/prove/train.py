@@ -16,7 +16,8 @@ from moekit.launch.attempt import is_finished
 from moekit.launch.live import Display
 from moekit.launch.local import launch_local
 from moekit.launch.processes import only_launch
-from moekit.launch.rundir import RunDir, is_of, run_dir
+from moekit.launch.run_files import is_of
+from moekit.launch.rundir import RunDir, run_dir
 from moekit.megatron.installed import find_judge
 from moekit.problems import MoekitError, Problem
 from moekit.recipe.load import load, show

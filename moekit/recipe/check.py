@@ -82,7 +82,7 @@ def _extra_problems(extra: tuple[str, ...], where: str, table: FlagTable) -> Ite
 
 def _options_of_launch() -> set[str]:
     """What a launch says of every run, whatever its recipe."""
-    from moekit.launch.rundir import owned_arguments  # here: a recipe seldom has further arguments
+    from moekit.launch.run_files import owned_arguments  # here: a recipe seldom has further arguments
 
     return {argument.words[0] for argument in owned_arguments(Recipe(), "name", "/", resume=False)}
 

@@ -168,7 +168,8 @@ def flags(
 ) -> None:
     """Print Megatron's arguments for a recipe, an option a line, quoted for a shell."""
     from moekit.cluster.profile import find_cluster
-    from moekit.launch.rundir import run_arguments, run_dir
+    from moekit.launch.run_files import run_arguments
+    from moekit.launch.rundir import run_dir
     from moekit.megatron.flags import argv
 
     loaded = checked(recipe, cluster := find_cluster(profile))

@@ -35,7 +35,7 @@ class Said:
 
 
 def is_path(dest: str) -> bool:
-    """Whether the launch decides the value of what sets `dest` (see `moekit.launch.rundir.owned_arguments`)."""
+    """Whether the launch decides the value of what sets `dest` (see `moekit.launch.run_files.owned_arguments`)."""
     return dest in _DESTS or dest.startswith("wandb_")
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from moekit.job.endings import not_a_number
 from moekit.launch.folders import write
 from moekit.launch.processes import environment
-from moekit.launch.rundir import job_variables, run_dir, run_files
+from moekit.launch.run_files import job_variables, run_files
+from moekit.launch.rundir import run_dir
 from moekit.megatron.installed import Judge
 from moekit.megatron.judgement import problem_of
 from moekit.megatron.ranks import Start, Training

@@ -42,7 +42,7 @@ def track(
     Of runs of Slurm only this does; runs of this machine do it by themselves. Nothing is lost while it does not run:
     whatever is missing comes with the next one, each row once, however the last one ended. Ctrl-C ends it.
     """
-    from moekit.launch.rundir import PROJECT
+    from moekit.launch.run_files import PROJECT
     from moekit.track.many import Tracker
     from moekit.track.space import SpaceCopy, need_token
     from moekit.track.storage import Storage
@@ -88,7 +88,7 @@ def dashboard(
 
     In a session of ssh, the line is printed that makes it reachable from the machine you sit at.
     """
-    from moekit.launch.rundir import PROJECT
+    from moekit.launch.run_files import PROJECT
     from moekit.track.dashboard import dashboard_lines, tunnel_command
 
     found = _find(run, profile) if run else None

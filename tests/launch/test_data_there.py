@@ -10,7 +10,7 @@ from moekit.data.make_manifest import make_blend, make_manifest
 from moekit.data.plan import DataFolder
 from moekit.data.shards import bin_path
 from moekit.launch import data_there
-from moekit.launch.rundir import run_arguments
+from moekit.launch.run_files import run_arguments
 from moekit.megatron.flags import argv
 from moekit.problems import format_problem
 from moekit.recipe.load import Loaded

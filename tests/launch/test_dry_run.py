@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moekit.launch.rundir import job_files
+from moekit.launch.run_files import job_files
 
 MAIN = [sys.executable, "-m", "moekit", "launch"]
 

@@ -8,7 +8,8 @@ import pytest
 from moekit.data.hash_table.files import table_file, write_table
 from moekit.data.hash_table.table import in_turns
 from moekit.launch.hash_table_there import problems
-from moekit.launch.rundir import hash_table_file, job_variables
+from moekit.launch.run_files import job_variables
+from moekit.launch.rundir import hash_table_file
 from moekit.recipe.load import Loaded, load
 
 RECIPE = """

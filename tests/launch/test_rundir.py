@@ -11,7 +11,8 @@ import pytest
 from moekit import share
 from moekit.launch.flat import flat_yaml
 from moekit.launch.folders import claim, place, write
-from moekit.launch.rundir import RunDir, lines, owned_arguments, run_arguments, run_dir, run_files
+from moekit.launch.run_files import lines, owned_arguments, run_arguments, run_files
+from moekit.launch.rundir import RunDir, run_dir
 from moekit.megatron.flags import argv
 from moekit.problems import MoekitError
 from moekit.recipe.load import Loaded, load

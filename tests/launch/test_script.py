@@ -9,7 +9,7 @@ import pytest
 
 from moekit import share
 from moekit.cluster.profile import find_cluster, shipped_clusters
-from moekit.launch.rundir import run_files
+from moekit.launch.run_files import run_files
 from moekit.launch.script import (
     environment,
     environment_script,

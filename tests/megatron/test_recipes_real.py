@@ -15,7 +15,7 @@ import pytest
 from moekit import share
 from moekit.cluster.profile import find_cluster
 from moekit.launch.judges import questions
-from moekit.launch.rundir import run_arguments
+from moekit.launch.run_files import run_arguments
 from moekit.megatron.flags import argv
 from moekit.megatron.real import judge_all
 from moekit.megatron.stages import Parameters, Question

@@ -12,7 +12,7 @@ import pytest
 
 from moekit.cluster.profile import find_cluster
 from moekit.launch.flat import flat_yaml
-from moekit.launch.rundir import lines, run_arguments
+from moekit.launch.run_files import lines, run_arguments
 from moekit.megatron.flags import argv
 from moekit.recipe.build import markers
 from moekit.recipe.check import problems_of

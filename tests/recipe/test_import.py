@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moekit import share
-from moekit.launch.rundir import lines, run_arguments
+from moekit.launch.run_files import lines, run_arguments
 from moekit.megatron.flags import arguments, argv
 from moekit.megatron.table import check, parse_values, shipped
 from moekit.megatron.table import load as load_table

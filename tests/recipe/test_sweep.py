@@ -14,7 +14,7 @@ import yaml
 from moekit import share
 from moekit.cluster.profile import find_cluster
 from moekit.launch.flat import flat_yaml
-from moekit.launch.rundir import run_files
+from moekit.launch.run_files import run_files
 from moekit.launch.several import load_all
 from moekit.problems import MoekitError
 from moekit.recipe.check import problems_of

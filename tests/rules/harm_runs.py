@@ -11,7 +11,7 @@ from pathlib import Path
 from cases import HERE
 
 import moekit.job
-from moekit.launch.rundir import run_arguments
+from moekit.launch.run_files import run_arguments
 from moekit.megatron.flags import argv
 from moekit.recipe.load import load
 

@@ -118,7 +118,7 @@ def test_forced_routing_does_not_look_at_the_router(forced: str, here: Path) -> 
 
 def test_a_table_of_no_data_set_is_not_looked_for() -> None:
     """The job gets no variable, and hash layers keep the placeholder without a word."""
-    from moekit.launch.rundir import job_variables
+    from moekit.launch.run_files import job_variables
     from moekit.recipe.load import load
 
     recipe = load("first_moe").recipe

@@ -14,7 +14,7 @@ from cases import BROKEN, FINE, Case, label
 
 from moekit.cluster.profile import Cluster, find_cluster
 from moekit.launch.judges import CAPABILITIES
-from moekit.launch.rundir import run_arguments
+from moekit.launch.run_files import run_arguments
 from moekit.launch.script import environment
 from moekit.megatron.flags import argv
 from moekit.megatron.judgement import shown_stage

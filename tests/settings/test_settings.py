@@ -15,7 +15,7 @@ from differences import ROOT, base_of, sections
 
 from moekit import share
 from moekit.cluster.profile import find_cluster
-from moekit.launch.rundir import run_arguments
+from moekit.launch.run_files import run_arguments
 from moekit.megatron.flags import argv
 from moekit.recipe.build import markers
 from moekit.recipe.check import problems_of

@@ -24,7 +24,7 @@ from moekit import share
 from moekit.cluster.profile import Cluster, over_limits
 from moekit.data.dataset import Dataset
 from moekit.data.plan import DataFolder
-from moekit.launch.rundir import lines
+from moekit.launch.run_files import lines
 from moekit.launch.slurm_text import number
 from moekit.problems import MoekitError, Problem
 

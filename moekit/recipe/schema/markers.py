@@ -21,7 +21,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A field that says options whose values (paths) the launch owns: see `moekit.launch.rundir.owned_arguments`."""
+    """A field that says options whose values (paths) the launch owns: see `moekit.launch.run_files.owned_arguments`."""
 
     options: tuple[str, ...]
     handbook: str = ""

@@ -23,7 +23,8 @@ from tiny import tiny
 from faults import inside, losses
 from moekit import share
 from moekit.data.quickstart import prepare_python_docs, prepare_tokenizer
-from moekit.launch.rundir import RunDir, job_files
+from moekit.launch.run_files import job_files
+from moekit.launch.rundir import RunDir
 
 ITERS, SAVE_INTERVAL, EVAL_INTERVAL = 60, 4, 10
 EARLY, LATE = 13, 57
