@@ -1,0 +1,1 @@
+"""What a GPU of each pipeline stage holds: weights, gradients, optimizer, activations, buffers."""
