@@ -18,7 +18,7 @@ from moekit import __version__
 from moekit.problems import MoekitError, error, print_problems
 
 ROOMS = {
-    "check": "moekit.recipe.commands",
+    "check": "moekit.recipe.check_command",
     "show": "moekit.recipe.commands",
     "flags": "moekit.recipe.commands",
     "diff": "moekit.recipe.commands",

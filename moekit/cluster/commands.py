@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from moekit.options import JsonOption
 from moekit.problems import error, print_problems
-from moekit.recipe.commands import JsonOption
 
 if TYPE_CHECKING:
     from moekit.cluster.init import Found, Question

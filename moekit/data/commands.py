@@ -11,8 +11,8 @@ import typer
 
 from moekit.data.shard_commands import SharedRootOption, shards
 from moekit.launch.commands import WithDryRun
+from moekit.options import JsonOption, ProfileOption
 from moekit.problems import MoekitError, error
-from moekit.recipe.commands import JsonOption, ProfileOption
 
 app = typer.Typer()
 data = typer.Typer(no_args_is_help=True)

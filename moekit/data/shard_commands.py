@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from moekit.options import JsonOption, ProfileOption
 from moekit.problems import error, shortened
-from moekit.recipe.commands import JsonOption, ProfileOption
 
 shards = typer.Typer()
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moekit.options import JsonOption
 from moekit.problems import error, shortened
-from moekit.recipe.commands import JsonOption
 from moekit.runs.commands import ProfileOption
 
 if TYPE_CHECKING:

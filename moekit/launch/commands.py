@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
+from moekit.options import JsonOption, ProfileOption
 from moekit.problems import MoekitError, error, print_problems, shortened
-from moekit.recipe.commands import JsonOption, ProfileOption
 from moekit.recipe.load import Loaded
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from moekit.options import JsonOption
 from moekit.problems import error
-from moekit.recipe.commands import JsonOption
 from moekit.runs.commands import ProfileOption
 
 app = typer.Typer()

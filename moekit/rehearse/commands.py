@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moekit.options import JsonOption, ProfileOption
 from moekit.problems import error, print_problems
-from moekit.recipe.commands import JsonOption, ProfileOption, checked
+from moekit.recipe.check_command import checked
 from moekit.rehearse import report
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moekit.options import JsonOption
 from moekit.problems import error
-from moekit.recipe.commands import JsonOption
 
 if TYPE_CHECKING:
     from moekit.launch.rundir import RunDir

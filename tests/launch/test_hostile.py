@@ -16,7 +16,7 @@ import pytest
 from moekit.cluster.profile import Cluster, find_cluster
 from moekit.launch.script import slurm_files
 from moekit.problems import MoekitError
-from moekit.recipe.commands import checked
+from moekit.recipe.check_command import checked
 from moekit.recipe.load import load
 from moekit.recipe.schema import Recipe
 from moekit.recipe.schema.section import Section
