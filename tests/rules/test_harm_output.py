@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from harm_runs import trained
 
 from moekit.launch.rundir import run_dir
 from moekit.problems import MoekitError
+from moekit.recipe.load import load
+from moekit.recipe.rules.output import profiled_steps
 
 pytestmark = pytest.mark.megatron
 
@@ -49,6 +52,33 @@ def test_a_profile_beyond_the_end_leaves_no_file(end: int, files: int) -> None:
     """PyTorch's profiler as Megatron drives it (training.py:3680, 3733, 3205), in a run of three iterations."""
     command = [sys.executable, "-c", PROFILED, str(end)]  # of its own: one that never stops crashes as Python ends
     assert subprocess.run(command, capture_output=True, text=True, check=False).stdout == f"{files}\n"
+
+
+SHOWN = """
+import sys
+from torch import profiler
+
+start, end = map(int, sys.argv[1:])
+schedule = profiler.schedule(wait=max(start - 1, 0), warmup=1 if start > 0 else 0, active=end - start, repeat=1)
+profile = profiler.profile(activities=[profiler.ProfilerActivity.CPU], schedule=schedule)
+profile.start()
+for iteration in range(end):
+    profile.step()
+    with profiler.record_function(f"step {iteration + 1}"):
+        pass
+profile.stop()
+print(sorted(int(event.name[5:]) for event in profile.events() if event.name.startswith("step ")))
+"""
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 2), (2, 4)])
+def test_which_steps_a_profile_shows(start: int, end: int, tmp_path: Path) -> None:
+    """PyTorch's profiler as Megatron drives it, and what `monitor.diagnose_interval` is held against."""
+    change = f"profile: {{enabled: true, use_pytorch_profiler: true, step_start: {start}, step_end: {end}}}\n"
+    (tmp_path / "recipe.yaml").write_text(f"base: quickstart\n{change}")
+    command = [sys.executable, "-c", SHOWN, str(start), str(end)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert json.loads(shown) == list(profiled_steps(load(str(tmp_path / "recipe.yaml")).recipe))
 
 
 def test_a_hook_records_nothing_in_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

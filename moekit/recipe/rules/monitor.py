@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from moekit.recipe.rules.output import profiled_steps
 from moekit.recipe.rules.violation import Rule, Target, Violation
 from moekit.recipe.schema import Recipe
 
@@ -130,6 +131,23 @@ def dumps_come_before_the_end(recipe: Recipe, target: Target) -> Iterator[Violat
             )
 
 
+def a_profile_shows_no_diagnosis(recipe: Recipe, target: Target) -> Iterator[Violation]:
+    """In a diagnostic step moekit's hooks compute beside the training, and a profile would show what they do.
+
+    Megatron, never: the hooks are not its own (handbook A.1).
+    A warning: the run trains as it is written.
+    """
+    interval, steps = recipe.monitor.diagnose_interval, profiled_steps(recipe)
+    if interval and (first := -(-steps.start // interval) * interval) in steps:
+        shown = f"step {first}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+        yield Violation(
+            ("monitor.diagnose_interval", "profile.enabled"),
+            f"`monitor.diagnose_interval: {interval}` makes step {first} diagnostic, and the profile shows {shown}",
+            "unset it with `null` in the run that you profile, or move `profile.step_start` and `step_end`",
+            "warning",
+        )
+
+
 def there_are_experts_to_watch(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """A dense model has no router.
 
@@ -222,6 +240,7 @@ RULES: tuple[Rule, ...] = (
     layers_have_one_number,
     activations_are_dumped_as_made,
     dumps_come_before_the_end,
+    a_profile_shows_no_diagnosis,
     there_are_experts_to_watch,
     a_routing_trace_is_bounded,
     dropped_tokens_leave_no_trace,

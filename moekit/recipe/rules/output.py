@@ -96,6 +96,18 @@ def _profiled(recipe: Recipe) -> tuple[int, int]:
     return 10 if start is None else start, 12 if end is None else end
 
 
+def profiled_steps(recipe: Recipe) -> range:
+    """The steps, counted from 1, that a profile shows: PyTorch's profiler is a step ahead of Nsight's.
+
+    PyTorch's moves on ahead of each step, from 0 (megatron/training/training.py:3680, 3733); Nsight's begins ahead of
+    step `step_start` counted from 0 and ends behind `step_end` steps (:3734, :3197).
+    """
+    start, end = _profiled(recipe)
+    if not recipe.profile.enabled:
+        return range(0)
+    return range(max(start, 1), end) if recipe.profile.use_pytorch_profiler else range(start + 1, end + 1)
+
+
 def a_profile_ends_within_the_run(recipe: Recipe, target: Target) -> Iterator[Violation]:
     """PyTorch's profiler writes its file once it has recorded its last step.
 
