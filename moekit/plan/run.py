@@ -104,6 +104,12 @@ class Facts:
     quantization_padding: bool
     shared_overlap: bool
     balancing: tuple[str, ...]
+    groups: int
+    """Groups of experts that a token chooses among, 1 without a limit."""
+    group_topk: int
+    """How many of them it may choose from."""
+    tensor_overlap: bool
+    """Tensor parallelism's exchange runs under its matrices (`--tp-comm-overlap`)."""
     activation_offload: float
     """Share of the offloaded modules' inputs that moves."""
     offload_least: int
@@ -171,6 +177,9 @@ def facts_of(given: Given) -> Facts:
         quantization_padding=bool(given("moe_router_padding_for_quantization") or given("moe_router_padding_for_fp8")),
         shared_overlap=bool(given("moe_shared_expert_overlap")),
         balancing=tuple(map(str, balancing)) if isinstance(balancing, list) else (str(balancing),),
+        groups=int(given("moe_router_num_groups") or 1),
+        group_topk=int(given("moe_router_group_topk") or 1),
+        tensor_overlap=bool(given("tp_comm_overlap")),
         activation_offload=float(said("activation_offload_fraction")),
         offload_least=int(said("min_offloaded_tensor_size")),
         graphs=_graphs(given, str(said("cuda_graph_impl"))),
