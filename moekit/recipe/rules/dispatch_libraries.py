@@ -9,7 +9,7 @@ from moekit.recipe.rules.violation import Rule, Target, Violation, listed, varia
 from moekit.recipe.schema import Recipe
 from moekit.recipe.sizes import exchange_ranks
 
-_RANKS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
+DEEPEP_RANKS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
 """Over so many ranks DeepEP has a configuration (48 and 96 came with its 2.0)."""
 _PEERS = 8
 """Up to so many ranks DeepEP's exchange is one over NVLink; beyond, it takes its kernels for several nodes."""
@@ -80,11 +80,11 @@ def deepep_is_configured_for_the_ranks(recipe: Recipe, target: Target) -> Iterat
     megatron/core/transformer/moe/fused_a2a.py:48).
     """
     ranks = exchange_ranks(recipe)
-    if _carrier(recipe) == "deepep" and ranks > 1 and ranks not in _RANKS:
+    if _carrier(recipe) == "deepep" and ranks > 1 and ranks not in DEEPEP_RANKS:
         yield Violation(
             ("moe.dispatcher", "parallel.expert_model", "parallel.expert_tensor"),
             f"DeepEP has no exchange between {ranks} ranks (`parallel.expert_model` times those of one expert)",
-            f"it has them for {listed(list(map(str, _RANKS)))}; `dispatcher: alltoall` takes any",
+            f"it has them for {listed(list(map(str, DEEPEP_RANKS)))}; `dispatcher: alltoall` takes any",
         )
 
 
