@@ -9,11 +9,11 @@ set -euo pipefail
 
 # The number behind `#define NAME` in the image's nccl.h.
 of_nccl() {
-    awk -v name="$1" '$1 == "#define" && $2 == name { print $3; exit }' "$2"
+    sed -n "s/^#define $1  *\([0-9]*\).*/\1/p" "$2"
 }
 
 main() {
-    local efa=$1 ofi=$2 work header nccl missing
+    local efa=$1 ofi=$2 work header nccl libfabric missing
     [[ $efa =~ ^[0-9.]+$ && $ofi =~ ^v[0-9.]+(-aws)?$ ]] || {
         echo "install_efa.sh: no versions: $efa, $ofi" >&2
         exit 1
@@ -54,9 +54,9 @@ main() {
     if [[ -n $header ]]; then
         nccl="\"$(of_nccl NCCL_MAJOR "$header").$(of_nccl NCCL_MINOR "$header").$(of_nccl NCCL_PATCH "$header")\""
     fi
+    libfabric=$(/opt/amazon/efa/bin/fi_info --version | sed -n 's/^libfabric: //p')
     printf '{\n "efa_installer": "%s",\n "libfabric": "%s",\n "aws_ofi_nccl": "%s",\n "nccl": %s,\n "cuda": "%s"\n}\n' \
-        "$efa" "$(/opt/amazon/efa/bin/fi_info --version | awk '$1 == "libfabric:" { print $2 }')" "$ofi" "$nccl" \
-        "${CUDA_VERSION:-}" >/opt/amazon/moekit-efa.json
+        "$efa" "$libfabric" "$ofi" "$nccl" "${CUDA_VERSION:-}" >/opt/amazon/moekit-efa.json
 }
 
 # As a function, so that bash has read all of it before anything reads the same standard input.

@@ -29,6 +29,7 @@ ROOMS = {
     "plan": "moekit.plan.commands",
     "rehearse": "moekit.rehearse.commands",
     "init": "moekit.cluster.commands",
+    "image": "moekit.image.commands",
     "data": "moekit.data.commands",
     "launch": "moekit.launch.commands",
     "status": "moekit.runs.commands",

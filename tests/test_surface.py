@@ -244,7 +244,7 @@ def test_the_commands() -> None:
     """The whole list; a new one is a decision."""
     assert list(cli.ROOMS) == [
         *("check", "show", "flags", "diff", "new", "schema", "rules", "import"),
-        *("plan", "rehearse", "init", "data"),
+        *("plan", "rehearse", "init", "image", "data"),
         *("launch", "status", "why", "list", "logs", "cancel", "resume", "bundle"),
         *("watch", "compare", "router", "experts", "doctor", "profile"),
         *("track", "dashboard", "prove", "megatron"),
