@@ -144,7 +144,7 @@ def of_run(given: Given, shape: Shape, layout: Layout) -> Candidates:
         overlap_expert=np.array([bool(given("overlap_moe_expert_parallel_comm"))]),
         recompute=np.array([granularity]),
         recompute_method=np.array([given("recompute_method") or "uniform"]),
-        recompute_layers=_row(given("recompute_num_layers") or 1),
+        recompute_layers=_row(1 if given("recompute_num_layers") is None else given("recompute_num_layers")),
         recomputed={name: np.array([name in modules]) for name in RECOMPUTED},
         offloaded={name: np.array([name in offloaded]) for name in OFFLOADED},
         parts={letter: of_stages(letter) for letter in PARTS},

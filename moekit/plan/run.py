@@ -27,6 +27,7 @@ _OWN_DEFAULTS: dict[str, Any] = {
     "exp_avg_dtype": "fp32",
     "exp_avg_sq_dtype": "fp32",
     "fp8_recipe": "delayed",
+    "gradient_accumulation_fusion": True,
     "hidden_dropout": 0.1,
     "main_grads_dtype": "fp32",
     "main_params_dtype": "fp32",
@@ -77,6 +78,8 @@ class Facts:
     overlap_grad_reduce: bool
     overlap_param_gather: bool
     delay_wgrad: bool
+    grad_fusion: bool
+    """Weight gradients are summed into their buffer by the matrix multiplication."""
     bucket_size: int | None
     """Elements; None is Megatron's own."""
     transformer_engine: bool
@@ -157,6 +160,7 @@ def facts_of(given: Given) -> Facts:
         overlap_grad_reduce=bool(given("overlap_grad_reduce")),
         overlap_param_gather=bool(given("overlap_param_gather")),
         delay_wgrad=bool(given("delay_wgrad_compute")),
+        grad_fusion=bool(said("gradient_accumulation_fusion")),
         bucket_size=given("ddp_bucket_size"),
         transformer_engine=said("transformer_impl") == "transformer_engine",
         attention_backend=backend,

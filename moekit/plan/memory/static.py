@@ -1,0 +1,210 @@
+"""What stays on a GPU between steps: weights, gradients, the optimizer's state, and the libraries' own buffers.
+
+Line numbers are megatron-core 0.19.2's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from moekit.plan.candidates import Candidates, Floats
+from moekit.plan.parameters import (
+    Split,
+    Weight,
+    depth_weights,
+    embedding_weights,
+    output_weight,
+    part_weights,
+)
+from moekit.plan.run import Facts
+from moekit.plan.shape import Grouped, Latent, Shape
+
+MATRICES = ("attention", "dense", "experts", "shared_expert", "delta_net", "mamba", "prediction", "latent")
+"""Modules whose weights are of linear layers of Transformer Engine (of a few vectors in them nothing is said)."""
+_EXPERTS: tuple[Split, ...] = ("expert", "expert_whole")
+_MIB = 2**20
+_WORKSPACES, _GROUPED_WORKSPACES, _WORKSPACE_BYTES = 3, 4, 32 * _MIB
+"""cuBLAS's work areas of 32 MiB on Hopper and Blackwell: torch's, Transformer Engine's and one more stream's; grouped
+matrix multiplications run on four streams of their own (transformer_engine/pytorch/module/base.py)."""
+
+
+@dataclass(frozen=True)
+class Elements:
+    """Weights that one GPU of a stage holds. `# (candidate, stage)`"""
+
+    dense: Floats
+    """Divided by data- and context-parallel ranks, where something is."""
+    experts: Floats
+    """Divided by expert-data-parallel ranks."""
+    matrices: Floats
+    """Of both, those of linear layers."""
+
+    @property
+    def all(self) -> Floats:
+        """Both."""
+        return self.dense + self.experts
+
+
+def elements(shape: Shape, c: Candidates) -> Elements:
+    """Count, as `moekit.plan.parameters.held` does of one layout."""
+    dense = np.zeros(c.layers.shape)
+    experts, matrices = dense.copy(), dense.copy()
+
+    def add(weights: Iterable[Weight], times: Floats) -> None:
+        for (split, matrix), count in _by_split(weights).items():
+            part = count / divisor(c, split)[:, None] * times
+            if split in _EXPERTS:
+                np.add(experts, part, out=experts)
+            else:
+                np.add(dense, part, out=dense)
+            if matrix:
+                np.add(matrices, part, out=matrices)
+
+    for letter, count in c.parts.items():
+        if count.any():
+            add(part_weights(shape, letter), count.astype(float))
+    add(embedding_weights(shape), (c.embedding | c.depths).astype(float))
+    add([Weight("norms", shape.hidden * shape.norm_weights, "whole")], c.output.astype(float))
+    add([output_weight(shape)], (c.output & ~(c.embedding if shape.tied else np.False_)).astype(float))
+    if shape.depths:
+        add(depth_weights(shape), c.depths * float(shape.depth_copies))
+    return Elements(dense, experts, matrices)
+
+
+def divisor(c: Candidates, split: Split) -> Floats:
+    """How many ranks share a weight. `# (candidate,)`"""
+    ones = np.ones(c.number)
+    return {
+        "whole": ones,
+        "tensor": c.tensor * ones,
+        "expert": c.expert * c.expert_tensor * ones,
+        "expert_whole": c.expert * ones,
+    }[split]
+
+
+def _by_split(weights: Iterable[Weight]) -> Counter[tuple[Split, bool]]:
+    counts = Counter[tuple[Split, bool]]()
+    for weight in weights:
+        counts[weight.split, weight.module in MATRICES] += weight.count
+    return counts
+
+
+def static_terms(shape: Shape, facts: Facts, c: Candidates) -> dict[str, Floats]:
+    """Bytes by name. `# (candidate, stage)`"""
+    held = elements(shape, c)
+    dense_ranks, expert_ranks = _shards(facts, c)
+    whole = held.all
+    divided = held.dense / dense_ranks + held.experts / expert_ranks
+    if facts.sharding == "none" or (facts.sharding == "fsdp" and facts.fsdp_strategy == "no_shard"):
+        divided = whole
+    strategy = facts.fsdp_strategy if facts.sharding == "fsdp" else ""
+    weights = divided if strategy == "optim_grads_params" else whole
+    gradients = divided if strategy in ("optim_grads", "optim_grads_params") else whole
+    states = _states(held, divided, facts)
+    kept = 1 - facts.optimizer_offload
+    exists = c.exists
+    terms = {
+        # with FP8 weights a byte by rows and one by columns, for the multiplications of both directions
+        "weights": weights * facts.weight_bytes,
+        "FP8 copies": held.matrices * (2.0 if facts.fp8 and not facts.fp8_weights else 0.0),
+        "gradients": gradients * facts.grad_bytes,
+        **{name: kept * size for name, size in states.items()},
+        "fp32 gradients": divided * _own_gradient_bytes(facts) * kept,
+        "gathered weights": _gathered(shape, facts, c) if strategy == "optim_grads_params" else np.zeros(whole.shape),
+        "placeholder gradients": _placeholders(shape, facts, c),
+        "workspaces": np.full(whole.shape, _workspaces(shape, facts)),
+    }
+    return {name: np.where(exists, size, 0.0) for name, size in terms.items() if np.any(size)}
+
+
+def _shards(facts: Facts, c: Candidates) -> tuple[Floats, Floats]:
+    """Ranks that divide the state of dense weights and of experts (core/parallel_state.py). `# (candidate, 1)`"""
+    dense = np.maximum(c.data * c.context // facts.optimizer_instances, 1)
+    experts = np.maximum(c.expert_data // facts.optimizer_instances, 1)
+    return dense[:, None].astype(float), experts[:, None].astype(float)
+
+
+def _states(held: Elements, divided: Floats, facts: Facts) -> dict[str, Floats]:
+    """Of Adam two moments; of Muon one momentum for matrices (embedding and output layer stay with Adam)."""
+    main = facts.main_weight_bytes if facts.weight_bytes < 4 or facts.precision_aware else 0
+    matrices = held.matrices / np.maximum(held.all, 1) if "muon" in facts.optimizer else 0.0
+    second = facts.second_moment_bytes * (1 - matrices)
+    if facts.optimizer in ("sgd", "lion"):
+        second = np.zeros_like(divided)
+    return {
+        "main weights": divided * main,
+        "first moments": divided * facts.first_moment_bytes,
+        "second moments": divided * second,
+    }
+
+
+def _own_gradient_bytes(facts: Facts) -> int:
+    """The optimizer's fp32 copy of gradients that are summed in less (core/optimizer/distrib_optimizer.py
+    `_copy_model_grads_to_main_grads`); a precision-aware one reads them as they are."""
+    return 4 if facts.grad_bytes < 4 and not facts.precision_aware else 0
+
+
+def _gathered(shape: Shape, facts: Facts, c: Candidates) -> Floats:
+    """Fully sharded: the largest layer and the one that is fetched meanwhile, whole, weights and gradients."""
+    largest = np.zeros(c.number)
+    for layer in {*shape.layers, *([shape.depth] if shape.depths else [])}:
+        weights = [weight for letter in layer for weight in part_weights(shape, letter)]
+        size = sum((weight.count / divisor(c, weight.split) for weight in weights), np.zeros(c.number))
+        largest = np.maximum(largest, size)
+    bytes_each = 2 * facts.weight_bytes + facts.grad_bytes
+    gathered: Floats = np.broadcast_to((largest * bytes_each)[:, None], c.layers.shape)
+    return gathered
+
+
+def _placeholders(shape: Shape, facts: Facts, c: Candidates) -> Floats:
+    """With gradients summed by the multiplication, Transformer Engine hands autograd a tensor of each weight's shape
+    that it keeps for good, one to a shape (`get_dummy_wgrad`, transformer_engine/pytorch/module/base.py)."""
+    total = np.zeros(c.layers.shape)
+    if not (facts.grad_fusion and facts.transformer_engine):
+        return total
+    for letter, count in c.parts.items():
+        present = (count > 0) | (c.depths & (letter in shape.depth))
+        for size in _shapes(shape, letter, c):
+            total = total + present * (size * facts.weight_bytes)[:, None]
+    return total
+
+
+def _shapes(shape: Shape, letter: str, c: Candidates) -> list[Floats]:
+    """Elements of each weight of a part, of different shapes. `# (candidate,)`"""
+    tensor, hidden = c.tensor.astype(float), shape.hidden
+    if letter in "*+":
+        return _attention_shapes(shape.hidden, shape.attention, tensor)
+    if letter == "-" and shape.dense:
+        up = (shape.dense.matrices - 1) * shape.dense.width * hidden / tensor
+        return [up, hidden * shape.dense.width / tensor]
+    if letter == "E" and shape.experts:
+        of, outer = shape.experts, shape.experts.latent or hidden
+        each = outer * of.width / c.expert_tensor.astype(float)
+        shared = hidden * of.shared_width / tensor
+        return [(of.matrices - 1) * each, each, (of.matrices - 1) * shared, shared]
+    return []
+
+
+def _attention_shapes(hidden: int, of: Grouped | Latent, tensor: Floats) -> list[Floats]:
+    if isinstance(of, Grouped):
+        queries = of.heads * of.width
+        inner = queries * (2 if of.gate else 1) + 2 * of.groups * of.width
+        return [hidden * inner / tensor, hidden * queries / tensor]
+    query = of.heads * (of.width + of.position_width) / tensor
+    down = np.full(tensor.shape, float(hidden))
+    return [
+        down * (of.rank + of.position_width),
+        down * (of.query_rank or 0),
+        (of.query_rank or hidden) * query,
+        of.rank * of.heads * (of.width + of.value_width) / tensor,
+        of.heads * of.value_width * hidden / tensor,
+    ]
+
+
+def _workspaces(shape: Shape, facts: Facts) -> float:
+    grouped = _GROUPED_WORKSPACES if shape.is_moe and facts.grouped_gemm else 0
+    return float((_WORKSPACES + grouped) * _WORKSPACE_BYTES)
