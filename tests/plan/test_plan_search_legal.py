@@ -20,10 +20,9 @@ from moekit.plan.layout import Layout, layout_of
 from moekit.plan.resolve import resolve_given
 from moekit.plan.search.child import as_yaml, changes_of, child_of
 from moekit.plan.search.cuts import layout_text, uneven
-from moekit.plan.search.grid import KNOBS, Grid, grid_of
+from moekit.plan.search.grid import KNOBS, Grid, Points, grid_of
 from moekit.plan.search.legal import legal
 from moekit.plan.search.rows import candidates_of
-from moekit.plan.search.walk import walk
 from moekit.plan.shape import Shape
 from moekit.recipe.load import Loaded, load
 from moekit.recipe.patterns import PipelineLayout
@@ -57,6 +56,12 @@ class Asked:
     layout: Layout
     grid: Grid
 
+    def legals(self) -> Points:
+        """Some legal points from all over the grid."""
+        dice = np.random.default_rng(0)
+        points = np.column_stack([dice.integers(size, size=200_000) for size in self.grid.sizes])
+        return points[legal(self.grid, self.shape, self.loaded.recipe, self.target, points)]
+
     def refusals(self, point: tuple[int, ...]) -> list[str]:
         """What the rules say against a layout."""
         child = child_of(self.grid, self.loaded.recipe, self.target, point)
@@ -88,7 +93,7 @@ def test_the_filter_drops_nothing_that_the_rules_accept(
     name: str, profile: str, fields: dict[str, Any], tmp_path: Path
 ) -> None:
     of, dice = asked(name, profile, fields, tmp_path), random.Random(name)
-    legals = np.vstack([part[::97] for part in walk(of.grid, of.shape, of.loaded.recipe, of.target)])
+    legals = of.legals()
     near = [beside(of.grid, tuple(legals[dice.randrange(len(legals))].tolist()), dice) for _ in range(300)]
     far = [tuple(dice.randrange(size) for size in of.grid.sizes) for _ in range(100)]
     points = [*dict.fromkeys((*near, *far))]
@@ -138,7 +143,7 @@ def test_the_recipes_own_row_is_the_searchs(name: str) -> None:
 def test_a_written_child_is_the_layout(name: str, profile: str, tmp_path: Path) -> None:
     """The text that `--write` writes loads as the recipe that the rules were asked about, and has its layout."""
     of, dice = asked(name, profile, {}, tmp_path), random.Random(name)
-    legals = np.vstack([part[::97] for part in walk(of.grid, of.shape, of.loaded.recipe, of.target)])
+    legals = of.legals()
     own = load(name).recipe
     for number in range(12):
         point = tuple(legals[dice.randrange(len(legals))].tolist())

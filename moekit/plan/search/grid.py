@@ -35,6 +35,9 @@ KNOBS = (
 )
 """The columns of `Points`; `pipeline` is stages and virtual stages together."""
 
+RANKS = KNOBS.index("recompute")
+"""The knobs before this one say ranks and micro batches, those from it on what is recomputed, moved and sent."""
+
 MOST_CONTEXT = 16
 MOST_MICRO_BATCH = 16
 
