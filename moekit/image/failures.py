@@ -44,7 +44,12 @@ _KNOWN = (
         "the image's libraries are of other versions than the plugin was built for: {who}",
         "take an EFA installer that fits the base image (`images/versions.env`)",
     ),
-    (r"\w+\.sh: (?P<who>.+)", "{who}", ""),
+    (
+        r"(?P<who>the image is cut off)",
+        "{who}, and gets no name",
+        "see that the disk has room, and run it again: it begins anew",
+    ),
+    (r"\w+\.sh: (?P<who>.+)", "{who}", "run it again once that is mended: nothing half is in the way"),
 )
 
 

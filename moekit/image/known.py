@@ -10,7 +10,9 @@ from moekit.cluster.profile import Cluster
 from moekit.problems import did_you_mean, error, shortened
 
 SCHEME = "docker://"
-_TAGGED = re.compile(r"docker://(?P<registry>[^\s/#@]+)#(?P<image>[a-z0-9/._-]+)(:(?P<tag>[\w.-]+))?(@sha256:[0-9a-f]{64})?")
+_TAGGED = re.compile(
+    r"docker://(?P<registry>[^\s/#@]+)#(?P<image>[a-z0-9/._-]+)(:(?P<tag>[\w.-]+))?(@sha256:[0-9a-f]{64})?"
+)
 ARM = "aarch64"
 
 
@@ -57,7 +59,8 @@ def find(given: str) -> Known:
         raise error(f"`{shortened(given)}` is no address that enroot takes", "write docker://REGISTRY#IMAGE:TAG")
     tag = found["tag"]
     if "@" not in given and (not tag or tag == "latest"):
-        what = f"`{shortened(given)}` names no version: {'`latest`' if tag else 'without a tag it'} is another image tomorrow"
+        moving = "`latest`" if tag else "without a tag it"
+        what = f"`{shortened(given)}` names no version: {moving} is another image tomorrow"
         raise error(what, "name a versioned tag, or `@sha256:` with its digest; a baseline is kept for one image")
     name = found["image"].rpartition("/")[2]
     return Known(given, f"{name}-{tag}" if tag else name, given)

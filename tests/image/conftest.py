@@ -1,0 +1,139 @@
+"""A machine with enroot: the real one where it is on PATH, else a stand-in; containers run in roots of their own."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+REAL = shutil.which("enroot")
+
+INSTALLER = """#!/bin/bash
+set -eu
+echo "$@" >/opt/efa-options
+mkdir -p /opt/amazon/efa/bin /opt/amazon/efa/lib
+printf '#!/bin/sh\\necho "fi_info: 2.4.0"\\necho "libfabric: 2.4.0amzn1.0"\\n' >/opt/amazon/efa/bin/fi_info
+chmod +x /opt/amazon/efa/bin/fi_info
+lib=/opt/amazon/efa/lib/libfabric.so.1
+echo 'int fabric(void) { return 1; }' | gcc -shared -fPIC -Wl,-soname,libfabric.so.1 -x c - -o "$lib"
+cat # what stands on standard input is not its own
+"""
+CONFIGURE = """#!/bin/bash
+echo "$@" >/opt/ofi-options
+"""
+MAKEFILE = """all:
+\techo 'int fabric(void); int plugin(void) { return fabric(); }' >plugin.c
+\tgcc -shared -fPIC plugin.c -o plugin.so -L/opt/amazon/efa/lib -l:libfabric.so.1
+install:
+\tmkdir -p /opt/amazon/ofi-nccl/lib
+\tcp plugin.so /opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so
+"""
+CURL = """#!/bin/bash
+set -eu
+while (($#)); do case $1 in -o) out=$2; shift 2 ;; --retry) shift 2 ;; -*) shift ;; *) url=$1; shift ;; esac; done
+echo "$url" >>/srv/asked
+[[ -f /srv/${url##*/} ]] || { echo "curl: (22) The requested URL returned error: 404" >&2; exit 22; }
+cp "/srv/${url##*/}" "$out"
+"""
+
+
+@dataclass
+class Machine:
+    """Where the scripts of `images/` run."""
+
+    folder: Path
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def containers(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "data").iterdir())
+
+    def run(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            words, cwd=self.folder, env={**self.env, **more}, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
+
+    def script(self, name: str, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return self.run("bash", str(ROOT / "images" / name), *words, **more)
+
+    def moekit(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return self.run(sys.executable, "-m", "moekit", *words, **more)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """enroot's folders are the test's own; a container sees this machine's /usr, as an image's own programs."""
+    for name in ("data", "bin", "config/mounts.d", "registry", "cache", "run"):
+        (tmp_path / name).mkdir(parents=True)
+    mounts = ["/usr /usr none x-create=dir,rbind,ro", "/dev /dev none x-create=dir,rbind"]
+    (tmp_path / "config" / "mounts.d" / "host.fstab").write_text("".join(f"{line}\n" for line in mounts))
+    if not REAL:
+        (tmp_path / "bin" / "enroot").symlink_to(HERE / "enroot")
+    env = {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+        "ENROOT_DATA_PATH": str(tmp_path / "data"),
+        "ENROOT_CONFIG_PATH": str(tmp_path / "config"),
+        "ENROOT_CACHE_PATH": str(tmp_path / "cache"),
+        "ENROOT_RUNTIME_PATH": str(tmp_path / "run"),
+        "STANDIN_REGISTRY": str(tmp_path / "registry"),
+    }
+    return Machine(tmp_path, env)
+
+
+@pytest.fixture
+def root_of(tmp_path: Path) -> Callable[[str], Path]:
+    """The root of a small base image, with what `install_efa.sh` downloads in /srv."""
+
+    def make(name: str) -> Path:
+        root = tmp_path / name
+        for folder in ("etc", "opt", "srv", "proc", "tmp", "usr", "var/lib/apt", "stubs", "usr/local/cuda", "run"):
+            (root / folder).mkdir(parents=True, exist_ok=True)
+        for link in ("bin", "lib", "lib64", "sbin"):
+            (root / link).symlink_to(f"usr/{link}")
+        for stub, text in {"curl": CURL, "apt-get": "#!/bin/sh\necho apt-get $*\n"}.items():
+            (root / "stubs" / stub).write_text(text)
+            (root / "stubs" / stub).chmod(0o755)
+        (root / "etc" / "environment").write_text("PATH=/stubs:/usr/bin:/bin:/usr/sbin\nCUDA_VERSION=13.2.0\n")
+        greeting = root / "etc" / "greeting"
+        greeting.write_text("==== PyTorch ====\n{not a record}\n")
+        greeting.chmod(0o755)
+        archive(root / "srv" / "aws-efa-installer-1.49.0.tar.gz", "aws-efa-installer", {"efa_installer.sh": INSTALLER})
+        plugin = {"configure": CONFIGURE, "Makefile": MAKEFILE}
+        archive(root / "srv" / "aws-ofi-nccl-1.19.2.tar.gz", "aws-ofi-nccl-1.19.2", plugin)
+        return root
+
+    return make
+
+
+def archive(path: Path, folder: str, files: Mapping[str, str]) -> None:
+    """A tar file of some programs in a folder."""
+    made = path.parent / "made" / folder
+    made.mkdir(parents=True)
+    for name, text in files.items():
+        (made / name).write_text(text)
+        (made / name).chmod(0o755)
+    with tarfile.open(path, "w:gz") as tar:
+        tar.add(made, folder)
+    shutil.rmtree(path.parent / "made")
+
+
+@pytest.fixture
+def squashed(tmp_path: Path) -> Callable[[Path, str], Path]:
+    """A folder as a squashfs file."""
+
+    def make(root: Path, name: str) -> Path:
+        out = tmp_path / name
+        command = ["mksquashfs", str(root), str(out), "-noappend", "-quiet", "-no-progress", "-all-root"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        return out
+
+    return make
