@@ -64,6 +64,8 @@ class Cluster:
     """The most nodes that the site gives a job, where that is fewer than `nodes`."""
     max_array_tasks: Annotated[int | None, AtLeast(1)] = None
     """The most tasks that one job array may have: Slurm's MaxArraySize."""
+    price_per_gpu_hour: Annotated[float | None, AtLeast(0)] = None
+    """What a GPU costs an hour, in any currency: `moekit plan` then says what a run costs."""
     container: Literal["pyxis", "none"]
     """How a training process gets its software: `pyxis` starts `image` through srun, `none` runs on the node."""
     image: str | None = None
