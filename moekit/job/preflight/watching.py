@@ -1,0 +1,65 @@
+"""Stops a launch whose NCCL took sockets: `python3 -m preflight.watching ATTEMPT FABRIC NODE...`, beside the training.
+
+It follows `ATTEMPT/train.log` until every node has said which network it took, or a step is logged. Where a node took
+TCP and the fabric is another, it writes `ATTEMPT/refused.json` and ends with 3; else with 0.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from .baselines import write_json
+from .findings import bad_nodes, refusal
+from .network import Network, judge_network
+
+REFUSED = 3
+_EVERY_S = 1.0
+_OTHERS_S = 20.0
+"""So long after the first socket the other nodes are heard, so that one node is told from all."""
+
+
+def watch(attempt: Path, fabric: str, nodes: Sequence[str]) -> int:
+    """Follow until it is decided; whoever started this ends it with the training."""
+    network, position, rest, fallback_at = Network(), 0, b"", 0.0
+    while True:
+        is_training = _size(attempt / "metrics.jsonl") > 0
+        with suppress(OSError), (attempt / "train.log").open("rb") as file:
+            file.seek(position)
+            block = file.read()
+            position += len(block)
+            *lines, rest = (rest + block).split(b"\n")
+            for line in lines:
+                network.take(line)
+        said = [node for node in nodes if (one := network.nodes.get(node.partition(".")[0])) and one.said]
+        fallback = any(one.is_socket for one in network.nodes.values())
+        fallback_at = fallback_at or (time.monotonic() if fallback else 0.0)
+        heard = len(said) == len(nodes) or is_training
+        if heard or (fallback and time.monotonic() - fallback_at > _OTHERS_S):
+            return _decide(attempt, fabric, network, nodes)
+        time.sleep(_EVERY_S)
+
+
+def _decide(attempt: Path, fabric: str, network: Network, nodes: Sequence[str]) -> int:
+    findings = [one for one in judge_network(fabric, network.nodes, nodes) if one.level == "fail"]
+    if not findings:
+        return 0
+    bad = bad_nodes(findings, nodes)
+    sentence = refusal(findings, bad)
+    write_json(attempt / "refused.json", {"by": "network", "sentence": sentence, "bad": bad})
+    print(f"the launch is stopped: {sentence}", file=sys.stderr, flush=True)
+    return REFUSED
+
+
+def _size(path: Path) -> int:
+    with suppress(OSError):
+        return os.stat(path).st_size  # noqa: PTH116
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(watch(Path(sys.argv[1]), sys.argv[2], sys.argv[3:]))
