@@ -86,6 +86,8 @@ class Facts:
     attention_backend: str
     fused_attention: bool
     """Scores are never written whole (flash or cuDNN attention)."""
+    context_all_to_all: bool
+    """Context-parallel ranks exchange heads (`--cp-comm-type a2a`), not keys and values in a ring."""
     rope_fusion: bool
     cross_entropy: str
     """`none`, `native` or `te`: which fusion."""
@@ -165,6 +167,7 @@ def facts_of(given: Given) -> Facts:
         transformer_engine=said("transformer_impl") == "transformer_engine",
         attention_backend=backend,
         fused_attention=said("transformer_impl") == "transformer_engine" and backend not in ("unfused", "local"),
+        context_all_to_all="a2a" in (given("cp_comm_type") or []),
         rope_fusion=bool(said("apply_rope_fusion")),
         cross_entropy=str(said("cross_entropy_fusion_impl")) if given("cross_entropy_loss_fusion") else "none",
         hidden_dropout=float(said("hidden_dropout")),

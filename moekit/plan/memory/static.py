@@ -56,13 +56,9 @@ def elements(shape: Shape, c: Candidates) -> Elements:
 
     def add(weights: Iterable[Weight], times: Floats) -> None:
         for (split, matrix), count in _by_split(weights).items():
-            part = count / divisor(c, split)[:, None] * times
-            if split in _EXPERTS:
-                np.add(experts, part, out=experts)
-            else:
-                np.add(dense, part, out=dense)
-            if matrix:
-                np.add(matrices, part, out=matrices)
+            part: Floats = count / divisor(c, split)[:, None] * times
+            for total in (experts if split in _EXPERTS else dense, *([matrices] if matrix else [])):
+                total += part
 
     for letter, count in c.parts.items():
         if count.any():
@@ -96,11 +92,7 @@ def _by_split(weights: Iterable[Weight]) -> Counter[tuple[Split, bool]]:
 def static_terms(shape: Shape, facts: Facts, c: Candidates) -> dict[str, Floats]:
     """Bytes by name. `# (candidate, stage)`"""
     held = elements(shape, c)
-    dense_ranks, expert_ranks = _shards(facts, c)
-    whole = held.all
-    divided = held.dense / dense_ranks + held.experts / expert_ranks
-    if facts.sharding == "none" or (facts.sharding == "fsdp" and facts.fsdp_strategy == "no_shard"):
-        divided = whole
+    whole, divided = held.all, _divided(held, facts, c)
     strategy = facts.fsdp_strategy if facts.sharding == "fsdp" else ""
     weights = divided if strategy == "optim_grads_params" else whole
     gradients = divided if strategy in ("optim_grads", "optim_grads_params") else whole
@@ -113,12 +105,28 @@ def static_terms(shape: Shape, facts: Facts, c: Candidates) -> dict[str, Floats]
         "FP8 copies": held.matrices * (2.0 if facts.fp8 and not facts.fp8_weights else 0.0),
         "gradients": gradients * facts.grad_bytes,
         **{name: kept * size for name, size in states.items()},
-        "fp32 gradients": divided * _own_gradient_bytes(facts) * kept,
         "gathered weights": _gathered(shape, facts, c) if strategy == "optim_grads_params" else np.zeros(whole.shape),
         "placeholder gradients": _placeholders(shape, facts, c),
         "workspaces": np.full(whole.shape, _workspaces(shape, facts)),
     }
     return {name: np.where(exists, size, 0.0) for name, size in terms.items() if np.any(size)}
+
+
+def step_terms(shape: Shape, facts: Facts, c: Candidates) -> dict[str, Floats]:
+    """What is there from an optimizer's step to the next forward pass: its fp32 copy of gradients that are summed in
+    less (core/optimizer/distrib_optimizer.py `_copy_model_grads_to_main_grads`). `# (candidate, stage)`"""
+    if facts.grad_bytes == 4 or facts.precision_aware:  # a precision-aware optimizer reads them as they are
+        return {}
+    size = _divided(elements(shape, c), facts, c) * 4 * (1 - facts.optimizer_offload)
+    return {"fp32 gradients": np.where(c.exists, size, 0.0)}
+
+
+def _divided(held: Elements, facts: Facts, c: Candidates) -> Floats:
+    """Elements whose state a GPU has."""
+    if facts.sharding == "none" or (facts.sharding == "fsdp" and facts.fsdp_strategy == "no_shard"):
+        return held.all
+    dense_ranks, expert_ranks = _shards(facts, c)
+    return held.dense / dense_ranks + held.experts / expert_ranks
 
 
 def _shards(facts: Facts, c: Candidates) -> tuple[Floats, Floats]:
@@ -140,12 +148,6 @@ def _states(held: Elements, divided: Floats, facts: Facts) -> dict[str, Floats]:
         "first moments": divided * facts.first_moment_bytes,
         "second moments": divided * second,
     }
-
-
-def _own_gradient_bytes(facts: Facts) -> int:
-    """The optimizer's fp32 copy of gradients that are summed in less (core/optimizer/distrib_optimizer.py
-    `_copy_model_grads_to_main_grads`); a precision-aware one reads them as they are."""
-    return 4 if facts.grad_bytes < 4 and not facts.precision_aware else 0
 
 
 def _gathered(shape: Shape, facts: Facts, c: Candidates) -> Floats:
