@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +11,7 @@ from moekit.plan.candidates import Candidates, Floats
 from moekit.plan.memory.activations import activations
 from moekit.plan.memory.loss import logits_bytes
 from moekit.plan.memory.outside import graph_bytes, outside_terms
-from moekit.plan.memory.static import static_terms
+from moekit.plan.memory.static import static_terms, step_terms
 from moekit.plan.memory.tokens import tokens_of
 from moekit.plan.run import Facts
 from moekit.plan.shape import Shape
@@ -22,7 +22,9 @@ class Memory:
     """Bytes by name. `# (candidate, stage)`, 0 where there is no stage."""
 
     static: dict[str, Floats]
-    """There between steps as well: what a run's log calls allocated."""
+    """There all the time."""
+    step: dict[str, Floats]
+    """From an optimizer's step to the next forward pass alone, when a run's log reads what is allocated."""
     activations: dict[str, Floats]
     """Kept for the backward pass when a stage holds most."""
     moment: dict[str, Floats]
@@ -32,18 +34,18 @@ class Memory:
 
     @property
     def terms(self) -> dict[str, Floats]:
-        """All of them."""
+        """All that is there at the peak, and the allowance."""
         return {**self.static, **self.activations, **self.moment, **self.outside}
 
     @cached_property
     def allocated(self) -> Floats:
         """Between steps."""
-        return _sum(self.static)
+        return _sum({**self.static, **self.step})
 
     @cached_property
     def peak(self) -> Floats:
         """Allocated at the peak (`torch.cuda.max_memory_allocated`)."""
-        return self.allocated + _sum(self.activations) + _sum(self.moment)
+        return np.maximum(_sum({**self.static, **self.activations, **self.moment}), self.allocated)
 
     @cached_property
     def needed(self) -> Floats:
@@ -58,8 +60,7 @@ class Memory:
 
 
 def _sum(terms: dict[str, Floats]) -> Floats:
-    first, *rest = terms.values()
-    total: Floats = sum(rest, first.copy())
+    total: Floats = np.sum(list(terms.values()), axis=0)
     return total
 
 
@@ -74,6 +75,7 @@ def memory(shape: Shape, facts: Facts, c: Candidates, busiest: float | Floats = 
     moment = {"logits": np.where(at_loss, loss, 0.0), "working": np.where(at_loss, 0.0, kept.working)}
     held = dict(kept.kept)
     if facts.graphs != "none":
-        held["CUDA graphs"] = graph_bytes(shape, facts, c, tokens)
-    found = Memory(static, held, {name: size for name, size in moment.items() if size.any()}, {})
-    return Memory(found.static, found.activations, found.moment, outside_terms(shape, facts, c, tokens, found.peak))
+        held["CUDA graphs"] = graph_bytes(c, shape, tokens)
+    named = {name: size for name, size in moment.items() if size.any()}
+    found = Memory(static, step_terms(shape, facts, c), held, named, {})
+    return replace(found, outside=outside_terms(c, shape, tokens, found.peak))

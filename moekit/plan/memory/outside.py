@@ -7,7 +7,6 @@ import numpy as np
 from moekit.plan.candidates import Candidates, Floats
 from moekit.plan.memory.flight import in_flight
 from moekit.plan.memory.tokens import Tokens
-from moekit.plan.run import Facts
 from moekit.plan.shape import Shape
 
 _GIB = 2.0**30
@@ -19,7 +18,7 @@ FRAGMENTED_SHARE = 0.04
 """Of the peak: what the allocator holds and cannot use."""
 
 
-def outside_terms(shape: Shape, facts: Facts, c: Candidates, t: Tokens, peak: Floats) -> dict[str, Floats]:
+def outside_terms(c: Candidates, shape: Shape, t: Tokens, peak: Floats) -> dict[str, Floats]:
     """The allowance. `# (candidate, stage)`"""
     groups = [c.tensor > 1, c.pipeline > 1, c.context > 1, c.expert > 1, c.data > 1, c.expert_data > 1]
     communicators = sum((group.astype(float) for group in groups), np.zeros(c.number))
@@ -40,7 +39,7 @@ def _dispatch_library(shape: Shape, c: Candidates, t: Tokens) -> Floats:
     return np.where(own, t.part * c.expert * c.expert_tensor * shape.hidden * t.element, 0.0)
 
 
-def graph_bytes(shape: Shape, facts: Facts, c: Candidates, t: Tokens) -> Floats:
+def graph_bytes(c: Candidates, shape: Shape, t: Tokens) -> Floats:
     """Inputs and outputs of captured layers, and their gradients, which a graph holds at fixed places."""
     each = 4 * t.part * shape.hidden * t.element
     size: Floats = each[:, None] * c.layers * in_flight(c)

@@ -67,7 +67,7 @@ def elements(shape: Shape, c: Candidates) -> Elements:
     add([Weight("norms", shape.hidden * shape.norm_weights, "whole")], c.output.astype(float))
     add([output_weight(shape)], (c.output & ~(c.embedding if shape.tied else np.False_)).astype(float))
     if shape.depths:
-        add(depth_weights(shape), c.depths * float(shape.depth_copies))
+        add(depth_weights(shape), c.depths.astype(float) * shape.depth_copies)
     return Elements(dense, experts, matrices)
 
 
