@@ -130,6 +130,10 @@ def router(
     weights: Annotated[
         bool, typer.Option("--weights", help="The experts' weights too, from a trace with logits: flat, or too sharp.")
     ] = False,
+    serving_topk: Annotated[
+        int | None,
+        typer.Option("--serving-topk", min=1, metavar="K", help="Their weights too where only K are served a token."),
+    ] = None,
     traffic: Annotated[
         bool, typer.Option("--traffic", help="The nodes that a token reaches too, and the bytes that this costs.")
     ] = False,
@@ -149,12 +153,13 @@ def router(
     from moekit.watch.router import show
 
     folder, traced = Path(run), None
-    if not (against or weights or traffic) and "/" in run and folder.is_dir() and not (folder / "recipe.yaml").exists():
+    of_trace = weights or traffic or serving_topk is not None
+    if not (against or of_trace) and "/" in run and folder.is_dir() and not (folder / "recipe.yaml").exists():
         report = show.apart(folder, last, layer)
     else:
         found = [find_run(name, [] if "/" in name else roots(profile)) for name in (run, against) if name is not None]
         report = show.of_run(found[0], last, layer, *found[1:])
-        traced = show.of_trace(found[0], weights, traffic, layer) if weights or traffic else None
+        traced = show.of_trace(found[0], weights, traffic, serving_topk, layer) if of_trace else None
     if plot is not None:
         show.write_picture(report, plot)
     if as_json:

@@ -51,15 +51,15 @@ def apart(folder: Path, last: int, layer: str | None) -> Report:
     return report_apart(folder, last, layer)
 
 
-def of_trace(run: RunDir, weights: bool, traffic: bool, layer: str | None) -> TraceReport:
-    """What the calls of a run's newest trace weigh and cost.
+def of_trace(run: RunDir, weights: bool, traffic: bool, served: int | None, layer: str | None) -> TraceReport:
+    """What the calls of a run's newest trace weigh, also at a smaller k `served`, and cost.
 
     Raises:
         MoekitError: there is no trace, or not what is asked for in it, or numpy is not installed.
     """
     with _with_numpy():
         from moekit.watch.router.trace_report import trace_report
-    return trace_report(run, weights=weights, traffic=traffic, only=layer)
+    return trace_report(run, weights=weights, traffic=traffic, served=served, only=layer)
 
 
 def show(report: Report, traced: TraceReport | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What `moekit router --weights` and `--traffic` say: of every call in the newest routing trace of a run, by layer."""
+"""What `moekit router` says of every call in the newest routing trace of a run: weights, a smaller k, traffic."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from moekit.launch.rundir import RunDir
 from moekit.problems import error
 from moekit.watch.metrics import attempts
 from moekit.watch.router.grid import Grid, Layer, attempt_args
+from moekit.watch.router.logits import trace_paths
+from moekit.watch.router.serving import Serving, serving_of
 from moekit.watch.router.traffic import Traffic, traffic_of
-from moekit.watch.router.weights import NAMES, Weights, trace_paths, weights_of
+from moekit.watch.router.weights import NAMES, Weights, weights_of
 
 _HEADINGS = ("max(w)", "max(q)", "entropy", "Max1/Max2", "rms(q)", "rms(w)", "mass")
 _POLICIES = {"expert": "a copy for each expert", "node": "a copy for each node", "": "a copy for each rank"}
@@ -27,6 +29,7 @@ class TraceReport:
     attempt: int
     weights: Weights | None
     traffic: Traffic | None
+    serving: Serving | None = None
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -40,11 +43,15 @@ class TraceReport:
             }
         if self.traffic:
             found["traffic"] = self.traffic.as_json()
+        if self.serving:
+            found["serving"] = self.serving.as_json()
         return found
 
 
-def trace_report(run: RunDir, *, weights: bool, traffic: bool, only: str | None = None) -> TraceReport:
-    """Read the trace of the newest attempt that has one; `only` names one layer.
+def trace_report(
+    run: RunDir, *, weights: bool = False, traffic: bool = False, served: int | None = None, only: str | None = None
+) -> TraceReport:
+    """Read the trace of the newest attempt that has one; `served` is a smaller k, `only` names one layer.
 
     Raises:
         MoekitError: there is none, or what is asked for cannot be made of it.
@@ -63,8 +70,9 @@ def trace_report(run: RunDir, *, weights: bool, traffic: bool, only: str | None 
         attempt,
         weights_of(folder, grid) if weights else None,
         traffic_of(folder, grid, ranks_per_node(run, grid)) if traffic else None,
+        serving_of(folder, grid, served) if served is not None else None,
     )
-    for part in (found.weights, found.traffic):
+    for part in (found.weights, found.traffic, found.serving):
         if part and only is not None:
             _keep(part.layers, only)
     return found
@@ -89,6 +97,9 @@ def lines(report: TraceReport) -> Iterator[str]:
     if report.weights:
         yield ""
         yield from _weights(report.weights, report.attempt)
+    if report.serving:
+        yield ""
+        yield from _serving(report.serving, report.attempt)
     if report.traffic:
         yield ""
         yield from _traffic(report.traffic, report.attempt)
@@ -118,6 +129,29 @@ def _weights(found: Weights, attempt: int) -> Iterator[str]:
             yield f"  {layer.name}: {one.verdict}"
         if one.not_finite:
             yield f"  {layer.name}: {one.not_finite:,} tokens with logits that are no numbers are left out"
+    yield from _skipped(found.skipped)
+
+
+def _serving(found: Serving, attempt: int) -> Iterator[str]:
+    sizes = found.sizes
+    names = [f"top {by}" if by else "none" for by in sizes.denominators]
+    yield f"served with {sizes.served} of {sizes.trained} experts, from all calls in the trace of attempt {attempt}"
+    yield from (f"  approximate: {why}" for why in found.approximate)
+    yield "  weight: a served expert's over its trained one; sum: a token's weights over the"
+    yield "  trained sum; each by what scores are divided by, means over tokens. mass: of the"
+    yield "  trained among all experts; kept: of it, by the served. Megatron itself divides"
+    yield f"  by: {names[sizes.denominators.index(found.megatron)]}"
+    rows = []
+    for layer, one in found.layers.items():
+        tokens = one.tokens or math.nan
+        values = one.mass / tokens, one.kept / tokens, *one.means.T[:2].ravel()  # weight, then sum
+        rows.append((layer.name, *(_number(float(value)) for value in values)))
+    blank = [""] * (len(names) - 1)
+    head = ("layer", "mass", "kept", *names, *names)
+    yield from _table(("", "", "", "weight", *blank, "sum", *blank), [head, *rows])
+    for layer, one in found.layers.items():
+        if one.not_finite:
+            yield f"  {layer.name}: {one.not_finite:,} tokens without weights are left out"
     yield from _skipped(found.skipped)
 
 
@@ -157,4 +191,4 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[s
             text.ljust(width) if place == 0 else text.rjust(width)
             for place, (text, width) in enumerate(zip(row, widths, strict=True))
         )
-        yield f"  {'  '.join([first, *others])}"
+        yield f"  {'  '.join([first, *others])}".rstrip()

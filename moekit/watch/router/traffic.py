@@ -24,8 +24,8 @@ from moekit.watch.counts import LayerKey
 from moekit.watch.layout import RankLayout
 from moekit.watch.router import trace
 from moekit.watch.router.grid import Grid, Layer
+from moekit.watch.router.logits import trace_paths
 from moekit.watch.router.trace import Call
-from moekit.watch.router.weights import trace_paths
 
 _TOGETHER = 1 << 10
 """Calls with fewer tokens are counted several at once."""

@@ -1,6 +1,6 @@
 """The weights that experts' outputs are multiplied with, made again from the logits beside a routing trace (A.1).
 
-The tracer's hook computes the logits anew and keeps them as bfloat16 (router_trace.py:403), so everything here is
+The tracer's hook computes the logits anew and keeps them as bfloat16 (`logits.py`), so everything here is
 approximate: close experts may tie, and a gate of eight bits is read to about a hundredth. The score function, the
 scaling factor and pre-softmax are the run's own; the expert bias decides who is chosen and is in no weight
 (megatron/core/transformer/moe/moe_utils.py:847, `topk_routing_with_score_function`). Groups and hash tables decide who
@@ -12,7 +12,7 @@ With w the weights of a token and q = w / sum(w). All values are of single token
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moekit.problems import error
-from moekit.watch.counts import LayerKey
-from moekit.watch.router import sidecar, trace
 from moekit.watch.router.grid import Grid, Layer
-from moekit.watch.router.trace import Call
+from moekit.watch.router.logits import by_layer
 
 Values = NDArray[np.float64]
 
@@ -39,9 +37,6 @@ of `MOST_TOKENS` of its tokens or more."""
 
 FLAT = "flat gate, as new ones are: averages its top-k experts (HB 614, 3568)"
 SHARP = "too sharp: one expert has nearly all the weight (HB 590, 594)"
-NO_LOGITS = "without logits"
-_VALUES = 1 << 21
-"""So many logits are held at once."""
 NAMES = ("largest", "share", "entropy", "ratio", "rms", "output_rms", "mass")
 
 
@@ -76,18 +71,31 @@ def score_of(args: Mapping[str, Any]) -> Score:
     return Score(function, function == "softmax" and bool(args.get("moe_router_pre_softmax")), scale=scale)
 
 
+def scores(logits: NDArray[Any], function: str) -> Values:
+    """Scores before anything is divided; of softmax, probabilities among those given. `# (token, expert)` both"""
+    wide = logits.astype(np.float64)
+    if function == "softmax":
+        powers = np.exp(wide - wide.max(axis=1, keepdims=True))
+        found: Values = powers / powers.sum(axis=1, keepdims=True)
+        return found
+    with np.errstate(over="ignore"):
+        found = 1 / (1 + np.exp(-wide)) if function == "sigmoid" else np.sqrt(np.logaddexp(0, wide))
+    return found
+
+
+def taken(values: NDArray[Any], experts: NDArray[Any]) -> NDArray[Any]:
+    """The chosen experts' values. `# (token, expert), (token, choice) -> (token, choice)`"""
+    return np.take_along_axis(values, experts.astype(np.intp), axis=1)
+
+
 def weights(logits: NDArray[Any], experts: NDArray[Any], score: Score) -> Values:
     """The weights of the chosen experts. `# (token, expert), (token, choice) -> (token, choice)`"""
-    chosen = np.take_along_axis(logits, experts.astype(np.intp), axis=1).astype(np.float64)
-    if score.function == "softmax":
-        over = logits.astype(np.float64) if score.all_experts else chosen
-        top = over.max(axis=1, keepdims=True)
-        found: Values = np.exp(chosen - top) / np.exp(over - top).sum(axis=1, keepdims=True)
+    if score.all_experts:
+        found: Values = taken(scores(logits, score.function), experts)
     else:
-        with np.errstate(over="ignore"):
-            found = 1 / (1 + np.exp(-chosen)) if score.function == "sigmoid" else np.sqrt(np.logaddexp(0, chosen))
-        if score.renormalized and experts.shape[1] > 1:
-            found /= found.sum(axis=1, keepdims=True) + 1e-20
+        found = scores(taken(logits, experts), score.function)
+    if score.function != "softmax" and score.renormalized and experts.shape[1] > 1:
+        found = found / (found.sum(axis=1, keepdims=True) + 1e-20)
     return found * score.scale
 
 
@@ -201,7 +209,7 @@ class Weights:
     """Why the weights are no more than approximate."""
     layers: dict[Layer, LayerWeights] = field(default_factory=dict)
     skipped: Counter[str] = field(default_factory=Counter)
-    """Lines that were passed over, by reason; records without usable logits are `NO_LOGITS`."""
+    """Lines that were passed over, by reason."""
 
 
 def weights_of(folder: Path, grid: Grid, workers: int | None = None) -> Weights:
@@ -211,59 +219,18 @@ def weights_of(folder: Path, grid: Grid, workers: int | None = None) -> Weights:
         MoekitError: there is no logit in it, or no weight can be made of them (`score_of`).
     """
     score = score_of(grid.args)
-    found = Weights(score, "logits computed anew by the trace's hook and kept as bf16")
-    if grid.args.get("moe_input_jitter_eps"):
-        found.approximate += ", without the input's jitter"
-    work = partial(_add_up, folder=folder, score=score, num_experts=grid.experts.num_experts)
-    for stage, paths in trace_paths(folder, grid).items():
-        for part, without in trace.over(
-            paths, work, found.skipped, num_experts=grid.experts.num_experts, workers=workers
-        ):
-            found.skipped += without
-            for key, layer in part.items():
-                found.layers.setdefault(grid.layer(key, stage), LayerWeights()).merge(layer)
-    if not found.layers:
-        raise error(
-            "the routing trace has no logits, so no weights",
-            "set `monitor.routing_trace_capture_logits` and collect a short trace (handbook A.1)",
-            str(folder),
-        )
-    found.layers = dict(sorted(found.layers.items()))
+    found = Weights(score, approximate(grid.args))
+    found.layers = by_layer(folder, grid, partial(_of_tokens, score=score), found.skipped, workers)
     return found
 
 
-def trace_paths(folder: Path, grid: Grid) -> dict[int, list[Path]]:
-    """The trace files that are there of ranks with different tokens, by pipeline stage."""
-    found: dict[int, list[Path]] = {}
-    for stage, rank in grid.tracing_ranks():
-        path = folder / f"router_trace_rank{stage * grid.stage_ranks + rank}.jsonl"
-        if path.is_file():
-            found.setdefault(stage, []).append(path)
-    return found
+def approximate(args: Mapping[str, Any]) -> str:
+    """Why what is made of a trace's logits is no more than approximate."""
+    jitter = ", without the input's jitter" if args.get("moe_input_jitter_eps") else ""
+    return "logits computed anew by the trace's hook and kept as bf16" + jitter
 
 
-def _add_up(
-    calls: Iterator[Call], folder: Path, score: Score, num_experts: int
-) -> tuple[dict[LayerKey, LayerWeights], Counter[str]]:
-    layers: dict[LayerKey, LayerWeights] = {}
-    without: Counter[str] = Counter()
-    for call in calls:
-        path = folder / f"logits_rank{call.rank}.bin"
-        if call.logits is None or call.logits.width != num_experts or not (one := _of_call(call, path, score)):
-            without[NO_LOGITS] += 1
-        else:
-            layers.setdefault(call.layer, LayerWeights()).merge(one)
-    return layers, without
-
-
-def _of_call(call: Call, path: Path, score: Score) -> LayerWeights | None:
-    """A part of the tokens at a time; None where some of their logits are not there."""
+def _of_tokens(logits: NDArray[Any], experts: NDArray[Any], score: Score) -> LayerWeights:
     found = LayerWeights()
-    for rows, part in call.logits.cut(_VALUES) if call.logits else ():
-        if (logits := sidecar.load(path, part)) is None:
-            return None
-        good = np.isfinite(logits).all(axis=1)
-        found.not_finite += len(good) - int(good.sum())
-        values = token_values(weights(logits[good], call.experts[rows][good], score), score)
-        found.add(values, call.experts.shape[1])
+    found.add(token_values(weights(logits, experts, score), score), experts.shape[1])
     return found

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from moekit.problems import MoekitError
 from moekit.watch.counts import LayerKey
 from moekit.watch.router.grid import Grid, Layer
+from moekit.watch.router.logits import NO_LOGITS
 from moekit.watch.router.weights import (
     FLAT,
     NAMES,
-    NO_LOGITS,
     SHARP,
     LayerWeights,
     Score,
@@ -203,7 +203,7 @@ def write_trace(folder: Path, calls: int = 3, **changes: Any) -> list[tuple[np.n
 
 @pytest.mark.parametrize("at_once", [1, 40, 1 << 21])
 def test_a_whole_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    monkeypatch.setattr("moekit.watch.router.weights._VALUES", at_once)
+    monkeypatch.setattr("moekit.watch.router.logits._VALUES", at_once)
     made = write_trace(tmp_path)
     with (tmp_path / "router_trace_rank1.jsonl").open("a") as file:
         file.write('{"step": 3, "half')
