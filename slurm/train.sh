@@ -7,7 +7,7 @@
 #
 # Read from the run directory: argv.srun, argv.torchrun, argv.first or argv.resume (one word a line), argv.nsys,
 # environment.sh. Written there: jobs/ID, and attempts/N/train.log. Whether there is a next attempt, and which number it
-# has, job/retry.py decides, by what the earlier ones left.
+# has, job/retry.py decides, by what the earlier ones left. Where there is a preflight.sh, nodes are looked at first.
 set -euo pipefail
 
 fail() {
@@ -101,6 +101,21 @@ on_the_first_node() {
         "${MOEKIT_NODES[0]}:$MOEKIT_PORT" "$SLURM_JOB_ID.$MOEKIT_ATTEMPT" "${MOEKIT_NEXT[2]}" "$first")
 }
 
+# Whether the nodes are fit for training: preflight.sh says so, where it is asked for.
+are_fit() {
+    local code=0
+    [[ -e preflight.sh && ${MOEKIT_PREFLIGHT:-} != off ]] || return 0
+    bash preflight.sh "attempts/$MOEKIT_ATTEMPT/preflight" || code=$?
+    ((code == 0 || code == 3)) || echo "preflight.sh ended with $code, which says nothing of the nodes" >&2
+    ((code != 3))
+}
+
+# End the step, whose process is named, if NCCL took sockets where the nodes have a faster network.
+watch_network() {
+    [[ -e preflight.json && ${MOEKIT_PREFLIGHT:-} != off ]] || return 0
+    PYTHONPATH=job exec python3 -m preflight.watching "$1" "attempts/$MOEKIT_ATTEMPT" "${MOEKIT_NODES[@]}"
+}
+
 # Hand a signal that came to this shell on to the tasks on all nodes, once. Slurm does it: srun itself would take a
 # SIGTERM for the order to kill them.
 hand_on() {
@@ -113,7 +128,7 @@ hand_on() {
 
 # Run MOEKIT_COMMAND to its end, whatever signals come; its exit code is MOEKIT_CODE.
 run_step() {
-    local signal step
+    local signal step watcher
     MOEKIT_TOLD=""
     for signal in TERM INT HUP USR1 USR2; do
         # shellcheck disable=SC2064 # the signal's name of now
@@ -126,12 +141,15 @@ run_step() {
         exec "${MOEKIT_COMMAND[@]}" >"attempts/$MOEKIT_ATTEMPT/train.log" 2>&1
     ) &
     step=$!
+    watch_network "$step" &
+    watcher=$!
     MOEKIT_WAITS=again
     while [[ -n $MOEKIT_WAITS ]]; do
         MOEKIT_WAITS=""
         MOEKIT_CODE=0
         wait "$step" || MOEKIT_CODE=$?
     done
+    kill "$watcher" 2>/dev/null || true
 }
 
 # The command that starts a node's training processes, as MOEKIT_COMMAND.
@@ -154,7 +172,10 @@ on_every_node() {
 if [[ ${1:-} != node ]]; then
     write_job_id
     on_the_first_node
-    run_step
+    MOEKIT_CODE=1
+    if are_fit; then
+        run_step
+    fi
     ask end "$MOEKIT_CODE" "${MOEKIT_NODES[@]}"
     [[ ${MOEKIT_NEXT[0]} != requeue ]] || requeue "${MOEKIT_NEXT[1]:-}"
     exit "${MOEKIT_NEXT[1]}"

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 if __package__:
-    from .endings import Ending, ending, last_saved, last_step
+    from .endings import Ending, ending, last_saved, last_step, refusal
 else:
-    from endings import Ending, ending, last_saved, last_step  # type: ignore[import-not-found, no-redef]
+    from endings import Ending, ending, last_saved, last_step, refusal  # type: ignore[import-not-found, no-redef]
 
 MAX_ATTEMPTS = 100
 """Attempts of a run over all, where its recipe does not say."""
@@ -128,7 +128,7 @@ def _read_attempt(folder: Path, number: int, facts: Facts) -> Attempt:
         end=float(end.get("time") or 0),
         job=str(decision.get("job") or ""),
         nodes=nodes,
-        suspects=_suspects(met, len(nodes)),
+        suspects=_suspects(met, len(nodes)) or tuple(map(str, refusal(folder).get("bad") or ())),
         met=met,
         forgiven=(folder / "forgiven").exists(),
     )

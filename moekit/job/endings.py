@@ -41,7 +41,8 @@ class Ending:
     kind: str
     """`ended` (all ranks came to their end by themselves), `stopped` (SIGTERM or SIGINT), `lost` (Slurm took the nodes,
     or no rank came to say anything), `killed` (a rank by SIGKILL), `rerun` (16), `invalid` (17), `out_of_memory`,
-    `illegal_instruction`, `arguments` (Megatron refuses them), `gave_up` (Megatron had nothing to load), `failed`."""
+    `illegal_instruction`, `arguments` (Megatron refuses them), `gave_up` (Megatron had nothing to load), `refused`
+    (the nodes or their network are not fit for training), `failed`."""
     sentence: str
     """What broke first, as far as files tell."""
     ranks: tuple[int, ...] = ()
@@ -62,6 +63,18 @@ def exit_records(attempt: Path) -> dict[int, dict[str, Any]]:
     return found
 
 
+def refusal(attempt: Path) -> dict[str, Any]:
+    """Why an attempt's nodes were refused, as `sentence`, and which are to blame, as `bad`; empty where none were.
+
+    `preflight/` wrote it, before the training or beside it.
+    """
+    with suppress(OSError, ValueError):
+        said = json.loads((attempt / "refused.json").read_text())
+        if isinstance(said, dict):
+            return said
+    return {}
+
+
 def ended_well(attempt: Path, world: int) -> bool:
     """Whether every rank came to its end by itself."""
     records = exit_records(attempt)
@@ -77,6 +90,8 @@ def first_cause(attempt: Path, world: int) -> str:
 
 def ending(attempt: Path, world: int, taken: bool = False, srun_code: int = 0) -> Ending:
     """How an attempt of `world` ranks ended; `taken`: the batch shell did not live to see srun's exit code."""
+    if refused := refusal(attempt).get("sentence"):
+        return Ending("refused", str(refused))
     records = exit_records(attempt)
     text = _tail(attempt / "train.log", _LOG_TAIL_BYTES)
     killed = killed_ranks(text)

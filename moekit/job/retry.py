@@ -128,6 +128,8 @@ def _reason_to_stop(attempts: Sequence[Attempt], facts: Facts, checkpoint: int) 
     said = f"attempt {last.number} ended at step {last.step:,}: {last.ending.sentence}"
     if last.ending.kind in _FINAL:
         return f"{said}; {_FINAL[last.ending.kind]}"
+    if last.ending.kind == "refused" and not last.suspects:
+        return f"{said}; no node alone is to blame, so others would be refused as well"
     saved = max(max(attempt.checkpoint, attempt.began_at_step) for attempt in counted)
     if saved and not checkpoint:
         return f"the checkpoint of step {saved:,} is gone, and training would begin at random weights"

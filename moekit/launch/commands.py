@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -74,6 +75,9 @@ def launch(
             show_default="for several runs of the same data, where the profile has a `cpu_partition`",
         ),
     ] = None,
+    no_preflight: Annotated[
+        bool, typer.Option("--no-preflight", help="Have the job train without a look at its nodes.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check recipes, make their run directories, and train them.
@@ -93,6 +97,8 @@ def launch(
     from moekit.runs.look import LOCAL_ROOT
 
     cluster = find_cluster(profile)
+    if no_preflight:
+        cluster = replace(cluster, preflight=False)
     loaded, warnings = load_all(recipes, name, cluster)
     print_problems(warnings)
     local = where == "local" or (where is None and all(one.recipe.runtime.device == "cpu" for one in loaded))

@@ -16,6 +16,7 @@ from moekit.cluster.profile import Cluster, over_limits
 from moekit.job.attempts import MAX_ATTEMPTS
 from moekit.launch.run_files import job_variables, lines, run_files
 from moekit.launch.rundir import run_dir
+from moekit.preflight.files import preflight_files
 from moekit.problems import MoekitError, Problem, error
 from moekit.recipe.load import Loaded
 from moekit.recipe.schema import Recipe
@@ -54,6 +55,8 @@ def slurm_files(loaded: Loaded, name: str, cluster: Cluster) -> dict[str, str]:
     if problems := list(_unfit(loaded, cluster)):
         raise MoekitError(*problems)
     variables = environment(recipe, cluster)
+    gpus = nodes_and_gpus(recipe, cluster)[1]
+    looked = preflight_files(cluster, variables, gpus=gpus) if _is_looked(loaded, cluster) else {}
     texts = {
         "job.sbatch": job_script(recipe, cluster, name),
         "train.sh": (share.folder("slurm") / "train.sh").read_text(encoding="utf-8"),
@@ -62,8 +65,14 @@ def slurm_files(loaded: Loaded, name: str, cluster: Cluster) -> dict[str, str]:
         "argv.srun": lines(srun_words(recipe, cluster)),
         "argv.torchrun": lines(torchrun_words(recipe, cluster)),
         **run_files(loaded, name, cluster.shared_root, cluster.name),
+        **looked,
     }
     return {**texts, "argv.nsys": lines(_NSYS)} if _profiled_nodes(recipe, cluster) else texts
+
+
+def _is_looked(loaded: Loaded, cluster: Cluster) -> bool:
+    """Whether the job looks at its nodes before it trains."""
+    return cluster.preflight and not _on_cpu(loaded.recipe)
 
 
 def _unfit(loaded: Loaded, cluster: Cluster) -> Iterator[Problem]:

@@ -283,6 +283,7 @@ def test_a_shipped_profile_shows_what_a_site_has_to_say(name: str) -> None:
         "library_path",
         "nccl_tests",
         "nccl_tests_image",
+        "preflight",
     }
 
 

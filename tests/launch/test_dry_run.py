@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import moekit.job
 from moekit.launch.run_files import job_files
 
+JOB = Path(moekit.job.__file__).parent
 MAIN = [sys.executable, "-m", "moekit", "launch"]
 
 
@@ -25,7 +27,8 @@ def test_the_same_bytes_every_time(tmp_path: Path) -> None:
     assert one.returncode == 0
     assert one.stdout == other.stdout
     assert [path for path in tmp_path.iterdir() if path.name != "elsewhere"] == []
-    more = f"with {len(job_files())} more files in job/"
+    preflight = [*(JOB / "preflight").glob("*.py")]
+    more = f"with {len(job_files()) + len(preflight)} more files in job/"
     assert one.stderr == f"nothing written; the run would lie in /fsx/moekit/runs/first_moe, {more}\n"
 
 

@@ -25,12 +25,13 @@ from moekit.recipe.load import Loaded, load
 Changed = Callable[..., Loaded]
 AWS = find_cluster("aws-p5")
 SCRIPTS = ("job.sbatch", "environment.sh", "argv.srun", "argv.torchrun")
+COPIED = ("train.sh", "preflight.sh")
 ROOT_RECIPES = sorted(share.folder("recipes").glob("*.yaml"))
 
 
 def rendered(texts: dict[str, str]) -> dict[str, str]:
     """What differs from run to run: all but the files copied as they are."""
-    return {name: text for name, text in texts.items() if name != "train.sh" and not name.startswith("job/")}
+    return {name: text for name, text in texts.items() if name not in COPIED and not name.startswith("job/")}
 
 
 @pytest.mark.parametrize("path", ROOT_RECIPES, ids=lambda path: path.stem)
@@ -55,8 +56,11 @@ def test_copied_files_are_the_originals() -> None:
     texts = slurm_files(load("dense"), "dense", AWS)
     copied = {name: text for name, text in texts.items() if name not in rendered(texts)}
     folder = Path(share.PACKAGE, "job")
-    assert copied.pop("train.sh") == (share.folder("slurm") / "train.sh").read_text()
-    assert copied == {f"job/{path.name}": path.read_text() for path in folder.glob("*.py") if path.stem != "__init__"}
+    for name in COPIED:
+        assert copied.pop(name) == (share.folder("slurm") / name).read_text()
+    programs = [path for path in folder.glob("*.py") if path.stem != "__init__"]
+    programs += (folder / "preflight").glob("*.py")
+    assert copied == {f"job/{path.relative_to(folder)}": path.read_text() for path in programs}
 
 
 @pytest.mark.parametrize(("gpus", "layout"), [(1, (1, 1)), (4, (1, 4)), (8, (1, 8)), (16, (2, 8)), (64, (8, 8))])

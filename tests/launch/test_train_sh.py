@@ -77,7 +77,7 @@ def job(tmp_path: Path, recipe_of: Callable[..., Loaded]) -> Callable[..., Job]:
 
     def make(text: str = "", **changes: object) -> Job:
         folder = tmp_path / "it's $HOME" / "runs" / "x"
-        cluster: Cluster = replace(find_cluster("aws-p5"), **changes)
+        cluster: Cluster = replace(find_cluster("aws-p5"), **{"preflight": False, **changes})
         claim(folder)
         write(folder, slurm_files(recipe_of(text, base="dense"), "x", cluster))
         return Job(folder, tools)

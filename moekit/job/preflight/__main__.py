@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,11 @@ def preflight(out: Path, nodes: Sequence[str], asked: Mapping[str, Any]) -> dict
     """Everything, in order; what fails on the way ends it there. The verdict."""
     began = time.time()
     reports = _ask_nodes(out, nodes, asked)
-    findings = judge_nodes(reports, nodes, asked)
+    findings = _accepted(judge_nodes(reports, nodes, asked))
     _say_findings(findings)
     exchange = Exchange(out, nodes, asked)
     if not any(finding.level == "fail" for finding in findings):
-        of_exchange = exchange.run()
+        of_exchange = _accepted(exchange.run())
         _say_findings(of_exchange)
         findings += of_exchange
     bad = bad_nodes(findings, nodes)
@@ -54,6 +55,12 @@ def preflight(out: Path, nodes: Sequence[str], asked: Mapping[str, Any]) -> dict
         "gpus": {node: reports[node]["gpus"]["text"] for node in reports},
         **exchange.as_json(),
     }
+
+
+def _accepted(findings: Sequence[Finding]) -> list[Finding]:
+    """Failures of the checks that MOEKIT_PREFLIGHT_ACCEPT names, `memlock,names`, are warnings."""
+    accepted = os.environ.get("MOEKIT_PREFLIGHT_ACCEPT", "").split(",")
+    return [replace(one, level="warn") if one.level == "fail" and one.check in accepted else one for one in findings]
 
 
 def _ask_nodes(out: Path, nodes: Sequence[str], asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,7 +136,10 @@ def main(words: Sequence[str]) -> int:
         write_json(out.parent / "refused.json", said)
         print(f"preflight: refused in {verdict['seconds']:.0f} s: {verdict['refused']}", flush=True)
         return REFUSED
-    print(f"preflight: {len(nodes)} nodes are fit for training, in {verdict['seconds']:.0f} s", flush=True)
+    unmade = len({one["what"] for one in verdict["findings"] if one["level"] == "skip"})
+    rest = f"; {unmade} checks were not made" if unmade else ""
+    many = f"{len(nodes)} node{'s' * (len(nodes) > 1)}"
+    print(f"preflight: nothing against training on {many}, in {verdict['seconds']:.0f} s{rest}", flush=True)
     return 0
 
 

@@ -19,7 +19,7 @@ from .baselines import write_json
 
 def write_measured(root: Path, verdict: Mapping[str, Any]) -> None:
     """Put an accepted preflight's numbers in."""
-    path = root / f"{verdict['profile']}.json"
+    path = root / f"{str(verdict['profile']).replace('/', '_')}.json"
     said: dict[str, Any] = {}
     with suppress(OSError, ValueError):
         said = json.loads(path.read_text())

@@ -1,12 +1,15 @@
-"""Stops a launch whose NCCL took sockets: `python3 -m preflight.watching ATTEMPT FABRIC NODE...`, beside the training.
+"""Stops a launch whose NCCL took sockets: `python3 -m preflight.watching PID ATTEMPT NODE...`.
 
-It follows `ATTEMPT/train.log` until every node has said which network it took, or a step is logged. Where a node took
-TCP and the fabric is another, it writes `ATTEMPT/refused.json` and ends with 3; else with 0.
+Beside the training, it follows `ATTEMPT/train.log` until every node has said which network it took, or a step is
+logged. Where a node took TCP and the fabric is another, it writes `ATTEMPT/refused.json` and has srun, the process PID,
+end all tasks: a SIGTERM is that order.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -17,14 +20,15 @@ from .baselines import write_json
 from .findings import bad_nodes, refusal
 from .network import Network, judge_network
 
-REFUSED = 3
 _EVERY_S = 1.0
 _OTHERS_S = 20.0
 """So long after the first socket the other nodes are heard, so that one node is told from all."""
 
 
-def watch(attempt: Path, fabric: str, nodes: Sequence[str]) -> int:
-    """Follow until it is decided; whoever started this ends it with the training."""
+def watch(attempt: Path, fabric: str, nodes: Sequence[str]) -> bool:
+    """Follow until it is decided, and whether the launch is to be stopped; the job ends this with the training."""
+    if len(nodes) < 2 or fabric == "none":
+        return False
     network, position, rest, fallback_at = Network(), 0, b"", 0.0
     while True:
         is_training = _size(attempt / "metrics.jsonl") > 0
@@ -44,15 +48,15 @@ def watch(attempt: Path, fabric: str, nodes: Sequence[str]) -> int:
         time.sleep(_EVERY_S)
 
 
-def _decide(attempt: Path, fabric: str, network: Network, nodes: Sequence[str]) -> int:
+def _decide(attempt: Path, fabric: str, network: Network, nodes: Sequence[str]) -> bool:
     findings = [one for one in judge_network(fabric, network.nodes, nodes) if one.level == "fail"]
     if not findings:
-        return 0
+        return False
     bad = bad_nodes(findings, nodes)
     sentence = refusal(findings, bad)
     write_json(attempt / "refused.json", {"by": "network", "sentence": sentence, "bad": bad})
     print(f"the launch is stopped: {sentence}", file=sys.stderr, flush=True)
-    return REFUSED
+    return True
 
 
 def _size(path: Path) -> int:
@@ -62,4 +66,6 @@ def _size(path: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(watch(Path(sys.argv[1]), sys.argv[2], sys.argv[3:]))
+    of_profile = json.loads(Path("preflight.json").read_text())
+    if watch(Path(sys.argv[2]), str(of_profile["fabric"]), sys.argv[3:]):
+        os.kill(int(sys.argv[1]), signal.SIGTERM)

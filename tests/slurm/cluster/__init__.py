@@ -128,6 +128,7 @@ class Cluster:
             "cpus_per_task": 96,
             "fabric": "efa",
             "container": "none",
+            "preflight": False,  # tests of other things; the nodes have no GPU
             "shared_root": str(self.shared_root),
             "python": sys.executable,
         }
