@@ -57,17 +57,29 @@ def _columns(bar: Sequence[float], most: float, room: int) -> list[int]:
     return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def svg(chart: Chart, width: int = 720) -> str:
-    """The chart as an SVG picture."""
-    room, rows = width - _LEFT - _RIGHT, len(chart.bars)
+_WIDTH = 720
+
+
+def svg(*charts: Chart) -> str:
+    """Charts below each other, as one SVG picture."""
+    parts, height = [], 0
+    for chart in charts:
+        drawn, high = _drawn(chart)
+        parts += [f'<g transform="translate(0,{height})">', *drawn, "</g>"]
+        height += high
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" font-family="sans-serif" '
+        'font-size="11">'
+    )
+    return "\n".join([head, f'<rect width="{_WIDTH}" height="{height}" fill="white"/>', *parts, "</svg>"]) + "\n"
+
+
+def _drawn(chart: Chart) -> tuple[list[str], int]:
+    """A chart's elements, and how high they are."""
+    room, rows = _WIDTH - _LEFT - _RIGHT, len(chart.bars)
     top = 30 + 18 * -(-len(chart.terms) // 4)
-    height = top + rows * _STEP + 24
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
-        'font-size="11">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<text x="{_LEFT}" y="18" font-size="14" font-weight="bold">{_text(f"{chart.title}, {chart.unit}")}</text>',
-    ]
+    title = _text(f"{chart.title}, {chart.unit}")
+    parts = [f'<text x="{_LEFT}" y="18" font-size="14" font-weight="bold">{title}</text>']
     for number, term in enumerate(chart.terms):
         x, y = _LEFT + number % 4 * room // 4, 38 + 18 * (number // 4)
         parts.append(f'<rect x="{x}" y="{y - 9}" width="10" height="10" fill="{COLOURS[number]}"/>')
@@ -79,7 +91,7 @@ def svg(chart: Chart, width: int = 720) -> str:
         parts.append(f'<path d="M{at:.1f},{top - 4} V{bottom}" stroke="black" stroke-dasharray="3,3"/>')
         said = _text(f"{chart.limit:,.1f} {chart.limit_name}")
         parts.append(f'<text x="{at:.1f}" y="{bottom + 14}" text-anchor="middle">{said}</text>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    return parts, top + rows * _STEP + 24
 
 
 def _svg_bar(chart: Chart, stage: str, bar: Sequence[float], y: int, room: int) -> Iterable[str]:
@@ -97,7 +109,7 @@ def _svg_bar(chart: Chart, stage: str, bar: Sequence[float], y: int, room: int) 
 
 def html(title: str, charts: Sequence[Chart], text: Iterable[str]) -> str:
     """A page that needs nothing else: the pictures, then the text as it is printed."""
-    pictures = "\n".join(svg(chart) for chart in charts)
+    pictures = svg(*charts)
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{_text(title)}</title></head>\n<body>\n'
         f"{pictures}<pre>\n{_text_lines(text)}\n</pre>\n</body>\n</html>\n"

@@ -55,7 +55,12 @@ def plan_of(loaded: Loaded, vocabulary: int | None = None) -> Plan:
     Raises:
         MoekitError: a size is missing, or no model or layout comes of the sizes.
     """
-    given = Given.of(loaded)
+    return plan_of_given(Given.of(loaded), vocabulary)
+
+
+def plan_of_given(given: Given, vocabulary: int | None = None) -> Plan:
+    """`plan_of`, of arguments that are read already."""
+    loaded = given.loaded
     shape = resolve_given(given, vocabulary)
     layout = layout_of(given, shape)
     run = sizes(loaded.recipe)

@@ -13,7 +13,7 @@ from moekit.recipe.schema import Recipe
 from moekit.recipe.values import plain
 from moekit.rehearse.edit import changed, value
 
-_PIPELINE = (
+PIPELINE = (
     "pipeline_model_layout",
     "num_layers_per_virtual_pipeline_stage",
     "num_virtual_stages_per_pipeline_rank",
@@ -22,6 +22,7 @@ _PIPELINE = (
     "account_for_embedding_in_pipeline_split",
     "account_for_loss_in_pipeline_split",
 )
+"""Fields of `parallel` that say how layers are cut."""
 _CONNECTIONS, _OFFLOAD_V1 = "CUDA_DEVICE_MAX_CONNECTIONS", "NVTE_CPU_OFFLOAD_V1"
 
 
@@ -81,7 +82,7 @@ def _tensor(recipe: Recipe, ranks: int) -> Iterator[tuple[str, Any]]:
 def _cut(grid: Grid, place: int) -> Iterator[tuple[str, Any]]:
     cut = grid.cuts[place]
     yield "parallel.pipeline_model", cut.pipeline
-    for name in _PIPELINE:
+    for name in PIPELINE:
         yield f"parallel.{name}", None
     if cut.layout is not None:
         yield "parallel.pipeline_model_layout", PipelineLayout.parse(cut.layout)

@@ -10,7 +10,7 @@ import numpy as np
 
 from moekit.plan.search.best import Found, Question
 from moekit.plan.search.cuts import Cut
-from moekit.plan.search.grid import KNOBS, Recompute
+from moekit.plan.search.grid import KNOBS, Grid, Recompute
 from moekit.recipe.schema import Recipe
 
 _PER_MICRO_BATCH = ("aux_loss", "quantile_balancing")
@@ -78,10 +78,9 @@ def _turn(question: Question, at: tuple[int, ...], goal: tuple[int, ...], left: 
 
 
 def _step(question: Question, before: tuple[int, ...], found: Found) -> Step:
-    grid = question.grid
     changes = tuple(
-        f"{_NAMES.get(knob, knob.replace('_', ' '))} {_shown(_listed(grid, knob)[old])} -> "
-        f"{_shown(_listed(grid, knob)[new])}"
+        f"{_NAMES.get(knob, knob.replace('_', ' '))} {shown_value(question.grid, knob, old)} -> "
+        f"{shown_value(question.grid, knob, new)}"
         for knob, old, new in zip(KNOBS, before, found.point, strict=True)
         if old != new
     )
@@ -92,20 +91,16 @@ def _step(question: Question, before: tuple[int, ...], found: Found) -> Step:
 _NAMES = {"overlap": "expert overlap"}
 
 
-def _listed(grid: object, knob: str) -> tuple[object, ...]:
-    values: tuple[object, ...] = getattr(grid, "cuts" if knob == "pipeline" else knob)
-    return values
-
-
-def _shown(value: object) -> str:
-    match value:
+def shown_value(grid: Grid, knob: str, place: int) -> str:
+    """A knob's value for people."""
+    match getattr(grid, "cuts" if knob == "pipeline" else knob)[place]:
         case Cut(pipeline, virtual):
             return f"{pipeline} x {virtual} virtual" if virtual > 1 else str(pipeline)
         case Recompute(granularity, modules):
             return "full" if granularity == "full" else "+".join(modules) or granularity or "none"
-        case bool():
-            return "on" if value else "off"
-        case tuple():
-            return "+".join(map(str, value)) or "none"
-        case _:
+        case bool(on):
+            return "on" if on else "off"
+        case tuple(modules):
+            return "+".join(modules) or "none"
+        case value:
             return str(value)

@@ -1,48 +1,18 @@
-"""A plan as text for a terminal, and as values for a script."""
+"""A model as text for a terminal: parameters, operations, serving, upcycling."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
 from moekit.plan.layout import Stage
 from moekit.plan.parameters import depth_weights, layer_weights
 from moekit.plan.plan import Plan
+from moekit.plan.report.table import table
 from moekit.plan.serving import H800, least_activated_share
 from moekit.plan.shape import Shape
 from moekit.plan.upcycling import Choice
-
-NOT_MODELLED = "memory, communication and time are not modelled"
-
-
-def as_values(plan: Plan) -> dict[str, Any]:
-    """All of a plan, for JSON. A number's certainty is `exact`, or `assumed` where it rests on an assumption."""
-    shape, layout = plan.shape, plan.layout
-    return {
-        "recipe": plan.name,
-        "certainty": certainties(plan),
-        "shape": {key: value for key, value in asdict(shape).items() if key != "notes"},
-        "layout": {key: value for key, value in asdict(layout).items() if key != "stages"},
-        "stages": [[asdict(stage) for stage in stages] for stages in layout.stages],
-        "parameters": asdict(plan.parameters),
-        "parameters_of_a_layer": {
-            layer: _by_module(layer_weights(shape, layer)) for layer in sorted(set(shape.layers))
-        },
-        "per_gpu": [asdict(gpu) | {"total": gpu.total} for gpu in plan.gpus],
-        "flops_per_token": plan.flops_per_token,
-        "flops_per_token_by_term": plan.flops,
-        "flops_per_token_by_convention": {one.name: one.per_token for one in plan.conventions},
-        "tokens_per_step": plan.tokens_per_step,
-        "flops_per_step": _times(plan.flops_per_token, plan.tokens_per_step),
-        "steps": plan.steps,
-        "flops_of_the_budget": _times(_times(plan.flops_per_token, plan.tokens_per_step), plan.steps),
-        "activated_share": shape.experts.activated_share if shape.experts else None,
-        "least_activated_share_h800": _bound(shape) if shape.experts else None,
-        "not_said": [asdict(note) for note in plan.notes],
-        "not_modelled": NOT_MODELLED,
-    }
 
 
 def certainties(plan: Plan) -> dict[str, str]:
@@ -60,11 +30,8 @@ def certainties(plan: Plan) -> dict[str, str]:
     }
 
 
-def _times(one: float | None, other: int | None) -> float | None:
-    return None if one is None or other is None else one * other
-
-
-def _bound(shape: Shape) -> float:
+def bound(shape: Shape) -> float:
+    """Step-3's least share of activated experts at this width and depth, on H800."""
     return least_activated_share(shape.hidden, _blocks(shape))
 
 
@@ -73,8 +40,8 @@ def _blocks(shape: Shape) -> int:
     return len(shape.layers) if shape.stack == "gpt" else shape.part_count("E") + shape.part_count("-")
 
 
-def as_lines(plan: Plan) -> Iterator[str]:
-    """A plan in one screen."""
+def model_lines(plan: Plan) -> Iterator[str]:
+    """The model, its parameters and operations."""
     yield f"{plan.name}: {_model(plan.shape)}"
     yield ""
     yield from _parameter_lines(plan)
@@ -84,12 +51,12 @@ def as_lines(plan: Plan) -> Iterator[str]:
     yield from _flop_lines(plan)
     if plan.shape.experts:
         yield from _serving_lines(plan.shape)
-    if plan.notes:
-        yield ""
-        yield "not said by the recipe"
-        yield from (f"  {note.certainty:8} {note.name} = {note.value}: {note.why}" for note in plan.notes)
-    yield ""
-    yield NOT_MODELLED
+
+
+def note_lines(plan: Plan) -> Iterator[str]:
+    """What the recipe does not say, and who does."""
+    yield "not said by the recipe"
+    yield from (f"  {note.certainty:8} {note.name} = {note.value}: {note.why}" for note in plan.notes)
 
 
 def _model(shape: Shape) -> str:
@@ -128,7 +95,7 @@ def _gpu_lines(plan: Plan) -> Iterator[str]:
     for gpu, stages in zip(plan.gpus, layout.stages, strict=True):
         numbers = (f"{gpu.total:,}", f"{gpu.experts:,}", f"{gpu.dense:,}")
         rows.append((str(gpu.pipeline_rank), "; ".join(map(_held_text, stages)), *numbers))
-    yield from _table(rows, left=2)
+    yield from table(rows, left=2)
 
 
 def _held_text(stage: Stage) -> str:
@@ -157,11 +124,11 @@ def _flop_lines(plan: Plan) -> Iterator[str]:
 
 def _serving_lines(shape: Shape) -> Iterator[str]:
     assert shape.experts
-    share, bound = shape.experts.activated_share, _bound(shape)
-    side = "above" if share >= bound else "below"
+    share, least = shape.experts.activated_share, bound(shape)
+    side = "above" if share >= least else "below"
     yield ""
     yield "serving with experts on GPUs of their own (arXiv 2507.19427)"
-    yield f"  {share:.3f} of the experts are activated, shared ones counted; {side} {bound:.3f}, the least that keeps"
+    yield f"  {share:.3f} of the experts are activated, shared ones counted; {side} {least:.3f}, the least that keeps"
     yield f"  a pool of {H800.name} busy at this width and depth"
 
 
@@ -172,7 +139,7 @@ def explained_parameters(plan: Plan) -> Iterator[str]:
     for layer, group in groupby(sorted(enumerate(shape.layers), key=lambda one: one[1]), key=lambda one: one[1]):
         places = [place for place, _ in group]
         name = f"{_ranges(places)} `{layer}`"
-        for module, count in _by_module(layer_weights(shape, layer)).items():
+        for module, count in by_module(layer_weights(shape, layer)).items():
             rows.append((name, module, f"{count:,}", f"{count * len(places):,}"))
             name = ""
     words = shape.rows * shape.hidden
@@ -185,9 +152,9 @@ def explained_parameters(plan: Plan) -> Iterator[str]:
     rows.append(("", "last norm", f"{norm:,}", f"{norm:,}"))
     rows.append(("", "total", "", f"{plan.parameters.total:,}"))
     if shape.depths:
-        for module, count in _by_module(depth_weights(shape)).items():
+        for module, count in by_module(depth_weights(shape)).items():
             rows.append(("prediction depth", module, f"{count:,}", f"{count * shape.depth_copies:,}"))
-    yield from _table(rows, left=2)
+    yield from table(rows, left=2)
 
 
 def explained_flops(plan: Plan) -> Iterator[str]:
@@ -196,7 +163,7 @@ def explained_flops(plan: Plan) -> Iterator[str]:
     rows = [("for", "M a token", "share")]
     rows += [(name, f"{count / 1e6:,.2f}", f"{count / whole:.1%}") for name, count in plan.flops.items()]
     rows.append(("all", f"{whole / 1e6:,.2f}", "100.0%"))
-    yield from _table(rows, left=1)
+    yield from table(rows, left=1)
 
 
 def upcycling_lines(found: Sequence[Choice], dense_width: int, dense_total: int) -> Iterator[str]:
@@ -209,10 +176,11 @@ def upcycling_lines(found: Sequence[Choice], dense_width: int, dense_total: int)
         counts = (f"{one.total:,}", f"{one.total / dense_total:.2f}", f"{one.active:,}", flops)
         sizes = (str(one.granularity), str(one.experts), str(one.topk), f"{one.expert_width:,}")
         rows.append((*sizes, *counts, f"{one.activated_share:.3f}"))
-    yield from _table(rows, left=0)
+    yield from table(rows, left=0)
 
 
-def _by_module(weights: Sequence[Any]) -> dict[str, int]:
+def by_module(weights: Sequence[Any]) -> dict[str, int]:
+    """Weights added up."""
     found: dict[str, int] = {}
     for weight in weights:
         found[weight.module] = found.get(weight.module, 0) + weight.count
@@ -227,14 +195,3 @@ def _ranges(places: Sequence[int]) -> str:
         members = [place for _, place in run]
         texts.append(str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}")
     return ", ".join(texts) if len(texts) <= 4 else f"{len(places)} layers"
-
-
-def _table(rows: Sequence[tuple[str, ...]], left: int) -> Iterator[str]:
-    """Columns under each other; the first `left` of them flush left."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = [
-            cell.ljust(width) if column < left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield ("  " + "  ".join(cells)).rstrip()

@@ -1,0 +1,208 @@
+"""What `moekit plan` is asked, and the way from there to an answer: the edge to numpy, profiles and files."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moekit.cluster.profile import Cluster, find_cluster
+from moekit.plan.given import Given
+from moekit.plan.plan import Plan
+from moekit.plan.report import model
+from moekit.problems import error
+from moekit.recipe.load import Loaded
+
+if TYPE_CHECKING:
+    from moekit.plan.candidates import Candidates, Floats
+    from moekit.plan.estimate import Estimate
+    from moekit.plan.search.choice import Searched
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """A recipe, and what is asked of it."""
+
+    given: str
+    """As the user calls it."""
+    loaded: Loaded
+    profile: str | None
+    vocab_size: int | None
+    gpus: int | None
+    micro_batch: int | None
+    rank_imbalance: float | None
+    counts: str | None
+    maxvio: float | None
+
+    def asked(self) -> Loaded:
+        """The recipe with what is asked otherwise."""
+        from moekit.rehearse.edit import changed
+
+        new = {"parallel.gpus": self.gpus, "train.micro_batch_size": self.micro_batch}
+        said = {name: value for name, value in new.items() if value is not None}
+        return Loaded(
+            changed(self.loaded.recipe, said), self.loaded.source, self.loaded.name, variant=self.loaded.variant
+        )
+
+    def cluster(self) -> Cluster:
+        """The profile."""
+        return find_cluster(self.profile)
+
+
+@contextmanager
+def _with_numpy() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        if missing.name != "numpy":
+            raise
+        hint = "`moekit[local]` and `moekit[data]` bring it; `--explain parameters`, `--explain flops` do without"
+        raise error("`moekit plan` needs numpy for memory and time", hint) from None
+
+
+def estimated(wishes: Wishes, given: Given, plan: Plan) -> Estimate | str:
+    """Memory and time of a recipe, or why they cannot be told.
+
+    Raises:
+        MoekitError: the cluster or what is said of the load cannot be used, or numpy is not installed.
+    """
+    with _with_numpy():
+        from moekit.plan.estimate import estimate_of, unmodelled
+    if reason := unmodelled(given):
+        return reason
+    return estimate_of(given, plan, wishes.cluster(), _busiest(wishes, given, plan))
+
+
+def _busiest(wishes: Wishes, given: Given, plan: Plan) -> float:
+    """Rows of the busiest expert rank over the mean."""
+    said = {"--rank-imbalance": wishes.rank_imbalance, "--counts": wishes.counts, "--maxvio": wishes.maxvio}
+    named = [name for name, value in said.items() if value is not None]
+    if len(named) > 1:
+        raise error(f"`{named[0]}` and `{named[1]}` both say how uneven experts are", "keep one")
+    if named and plan.shape.experts is None:
+        raise error(f"`{named[0]}` is of experts, and the model has none")
+    return wishes.rank_imbalance or 1.0
+
+
+def lines(plan: Plan, found: Estimate | str) -> Iterator[str]:
+    """A plan in one screen."""
+    yield from model.model_lines(plan)
+    yield ""
+    if isinstance(found, str):
+        yield found
+    else:
+        from moekit.plan.bars import lines as bar_lines
+        from moekit.plan.report.memory import chart_of
+        from moekit.plan.report.time import time_lines
+
+        yield from bar_lines(chart_of(found), _width())
+        yield ""
+        yield from time_lines(plan, found)
+    if plan.notes:
+        yield ""
+        yield from model.note_lines(plan)
+
+
+def _width() -> int:
+    return max(60, min(120, shutil.get_terminal_size((100, 24)).columns))
+
+
+def explained(plan: Plan, found: Estimate | str, what: str) -> Iterator[str]:
+    """The terms of memory, of time, or of the experts' exchange."""
+    from moekit.plan.report import memory, time, traffic
+
+    if what == "traffic":
+        return traffic.explained_traffic(plan.shape, None if isinstance(found, str) else found)
+    if isinstance(found, str):
+        return iter([found])
+    return memory.explained_memory(found) if what == "memory" else time.explained_time(found)
+
+
+def as_values(plan: Plan, found: Estimate | str) -> dict[str, Any]:
+    """All of a plan, for JSON."""
+    from moekit.plan.report import values
+
+    return values.as_values(plan) | values.of_estimate(found)
+
+
+def write_picture(plan: Plan, found: Estimate | str, path: Path) -> None:
+    """Write the bars, as a page with the text of the plan below them where FILE is .html.
+
+    Raises:
+        MoekitError: there is nothing to draw, or FILE is neither or cannot be written.
+    """
+    from moekit.plan import bars
+    from moekit.plan.report.memory import chart_of
+    from moekit.plan.report.time import time_chart
+
+    if isinstance(found, str):
+        raise error(found, "there is nothing to draw")
+    charts = [chart_of(found), time_chart(found)]
+    if path.suffix not in (".html", ".svg"):
+        raise error(f"`{path}` is no .html or .svg", "`--report plan.html` or `--report plan.svg`")
+    text = bars.svg(*charts) if path.suffix == ".svg" else bars.html(plan.name, charts, lines(plan, found))
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as reason:
+        raise error(f"cannot write `{path}`: {(reason.strerror or str(reason)).lower()}", "give another path") from None
+
+
+def searched(wishes: Wishes) -> tuple[Searched, str]:
+    """The layouts of a recipe, and how sure their times are.
+
+    Raises:
+        MoekitError: memory and time cannot be told, no layout fits, or the rules refuse all that do.
+    """
+    with _with_numpy():
+        from moekit.plan.estimate import unmodelled
+        from moekit.plan.search.choice import dividing
+        from moekit.plan.search.choice import searched as search
+    loaded = dividing(wishes.asked())
+    if reason := unmodelled(Given.of(loaded)):
+        raise error(reason, "a search is made of both")
+    cluster = wishes.cluster()
+    mark = []
+
+    def judges(given: Given, plan: Plan) -> Any:
+        from moekit.plan.estimate import estimate_of
+        from moekit.plan.memory.model import memory
+        from moekit.plan.time.step import step_time
+
+        own = estimate_of(given, plan, cluster, _busiest(wishes, given, plan))
+        mark.append(own.time_mark)
+
+        def peak_bytes(rows: Candidates) -> Floats:
+            return memory(plan.shape, own.facts, rows, own.busiest).fullest
+
+        def seconds(rows: Candidates) -> Floats:
+            return step_time(plan.shape, own.facts, rows, own.hardware, own.busiest).seconds
+
+        return peak_bytes, seconds, own.capacity_bytes
+
+    return search(loaded, cluster, wishes.vocab_size, judges), mark[0]
+
+
+def search_lines(found: Searched, mark: str) -> Iterator[str]:
+    """A search as text."""
+    from moekit.plan.report.search import search_lines as text
+
+    return text(found, mark)
+
+
+def search_values(found: Searched) -> Mapping[str, Any]:
+    """A search, for JSON."""
+    from moekit.plan.search.choice import as_values as values
+
+    return values(found)
+
+
+def write_child(found: Searched, wishes: Wishes, path: Path) -> None:
+    """Write the layout that is taken as a recipe."""
+    from moekit.plan.search.choice import write_child as write
+
+    write(found, wishes.loaded.recipe, wishes.given, path)
