@@ -100,6 +100,12 @@ class Facts:
     grouped_gemm: bool
     permute_fusion: bool
     activation_fusion: bool
+    """Gate, activation and routing weight in one kernel, which keeps its inputs alone."""
+    deterministic: bool
+    clamped: bool
+    """The gate's inputs are clamped first, in passes of their own."""
+    latent_rope_fusion: bool
+    """Latent attention turns its positions in one kernel, an experimental one."""
     probs_on_input: bool
     capacity: float | None
     """`--moe-expert-capacity-factor`; None: nothing is dropped."""
@@ -176,7 +182,11 @@ def facts_of(given: Given) -> Facts:
         router_bytes={"fp32": 4, "fp64": 8, None: 2 if half else 4}[given("moe_router_dtype")],
         grouped_gemm=bool(given("moe_grouped_gemm")),
         permute_fusion=bool(given("moe_permute_fusion")),
-        activation_fusion=bool(said("bias_swiglu_fusion")),
+        activation_fusion=_activation_fusion(given, bool(said("bias_swiglu_fusion"))),
+        deterministic=bool(given("deterministic_mode")),
+        clamped=given("activation_func_clamp_value") is not None,
+        latent_rope_fusion=bool(given("mla_rope_fusion") or given("enable_experimental"))
+        and bool(said("apply_rope_fusion")),
         probs_on_input=bool(given("moe_apply_probs_on_input")),
         capacity=given("moe_expert_capacity_factor"),
         pad_to_capacity=bool(given("moe_pad_expert_input_to_capacity")),
@@ -217,6 +227,13 @@ def _sharding(given: Given) -> Sharding:
     if given("use_megatron_fsdp") or given("use_torch_fsdp2"):
         return "fsdp"
     return "optimizer" if given("use_distributed_optimizer") else "none"
+
+
+def _activation_fusion(given: Given, gated: bool) -> bool:
+    """core/transformer/moe/experts.py:827: of SwiGLU and quick GEGLU, and of a squared ReLU that asks for it."""
+    if given("squared_relu"):
+        return bool(given("use_fused_weighted_squared_relu"))
+    return gated and bool(given("swiglu") or given("quick_geglu"))
 
 
 def _graphs(given: Given, impl: str) -> str:

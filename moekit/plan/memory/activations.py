@@ -143,6 +143,7 @@ def _working(shape: Shape, c: Candidates, parts: dict[str, Part], full: Flags) -
             freed = freed + part.whole - part.again
         whole = sum((parts[letter].whole for letter in layer), np.zeros(c.number))
         size = needed + np.where(full, chunk * whole, 0.0)
+        size = size + np.where(c.overlap_expert, whole, 0.0)  # the other micro batch's layer
         on_stage = np.ones(c.layers.shape, dtype=bool)
         for letter in layer:
             on_stage &= (c.parts[letter] > 0) | (c.depths & (letter in shape.depth))

@@ -108,6 +108,7 @@ def static_terms(shape: Shape, facts: Facts, c: Candidates) -> dict[str, Floats]
         "gathered weights": _gathered(shape, facts, c) if strategy == "optim_grads_params" else np.zeros(whole.shape),
         "placeholder gradients": _placeholders(shape, facts, c),
         "workspaces": np.full(whole.shape, _workspaces(shape, facts)),
+        "buffers": _buffers(shape, facts, c),
     }
     return {name: np.where(exists, size, 0.0) for name, size in terms.items() if np.any(size)}
 
@@ -164,7 +165,8 @@ def _gathered(shape: Shape, facts: Facts, c: Candidates) -> Floats:
 
 def _placeholders(shape: Shape, facts: Facts, c: Candidates) -> Floats:
     """With gradients summed by the multiplication, Transformer Engine hands autograd a tensor of each weight's shape
-    that it keeps for good, one to a shape (`get_dummy_wgrad`, transformer_engine/pytorch/module/base.py)."""
+    that it keeps for good, one to a shape (`get_dummy_wgrad`, transformer_engine/pytorch/module/base.py); Megatron's
+    output layer asks it for one too (core/tensor_parallel/layers.py:692)."""
     total = np.zeros(c.layers.shape)
     if not (facts.grad_fusion and facts.transformer_engine):
         return total
@@ -172,7 +174,9 @@ def _placeholders(shape: Shape, facts: Facts, c: Candidates) -> Floats:
         present = (count > 0) | (c.depths & (letter in shape.depth))
         for size in _shapes(shape, letter, c):
             total = total + present * (size * facts.weight_bytes)[:, None]
-    return total
+    words = shape.rows * shape.hidden / c.tensor * facts.weight_bytes
+    prediction = 2.0 * shape.hidden**2 / c.tensor * facts.weight_bytes
+    return total + c.output * words[:, None] + c.depths * prediction[:, None]
 
 
 def _shapes(shape: Shape, letter: str, c: Candidates) -> list[Floats]:
@@ -210,3 +214,15 @@ def _attention_shapes(hidden: int, of: Grouped | Latent, tensor: Floats) -> list
 def _workspaces(shape: Shape, facts: Facts) -> float:
     grouped = _GROUPED_WORKSPACES if shape.is_moe and facts.grouped_gemm else 0
     return float((_WORKSPACES + grouped) * _WORKSPACE_BYTES)
+
+
+def _buffers(shape: Shape, facts: Facts, c: Candidates) -> Floats:
+    """Megatron's own, which grows to the largest asked of it: the output layer's gathered input, and scores that are not
+    fused (core/tensor_parallel/layers.py:468, core/transformer/dot_product_attention.py:190); and the data's mask."""
+    tokens = c.micro_batch * facts.seq_length / c.context
+    gathered = np.where(c.sequence_parallel, tokens * shape.hidden * facts.weight_bytes, 0.0)
+    scores = tokens * facts.seq_length * shape.attention.heads / c.tensor * facts.weight_bytes
+    own = np.zeros(c.number) if facts.transformer_engine else scores
+    mask = tokens * facts.seq_length * float(facts.attention_mask)
+    size: Floats = np.maximum(c.output * gathered[:, None], own[:, None]) + mask[:, None]
+    return size
