@@ -11,8 +11,8 @@ def in_flight(c: Candidates) -> Floats:
     """Micro batches whose activations a stage keeps at its worst, in units of all its layers. `# (candidate, stage)`
 
     With interleaving a stage keeps virtual stages of several micro batches: of two warm-up passes forward to each stage
-    behind it, and of a round of the pipeline to each further virtual stage. Where two micro batches pass through a layer
-    at once (`--overlap-moe-expert-parallel-comm`), one frees what the other takes; as many are held at the start.
+    behind it, and of a round of the pipeline to each further virtual stage. Where two micro batches are worked on at
+    once (`--overlap-moe-expert-parallel-comm`), one frees what the other takes.
     """
     behind = c.pipeline[:, None] - 1 - np.arange(c.layers.shape[1])
     steps = c.micro_batches[:, None].astype(float)

@@ -9,7 +9,6 @@ from moekit.plan.memory.tokens import Tokens
 from moekit.plan.run import Facts
 from moekit.plan.shape import Shape
 
-
 _SOFTMAX = 4
 """Bytes of an element of the softmax that is kept for the backward pass."""
 

@@ -217,8 +217,8 @@ def _workspaces(shape: Shape, facts: Facts) -> float:
 
 
 def _buffers(shape: Shape, facts: Facts, c: Candidates) -> Floats:
-    """Megatron's own, which grows to the largest asked of it: the output layer's gathered input, and scores that are not
-    fused (core/tensor_parallel/layers.py:468, core/transformer/dot_product_attention.py:190); and the data's mask."""
+    """Megatron's own, which grows to the largest asked of it: the output layer's gathered input, and scores that are
+    not fused (core/tensor_parallel/layers.py:468, core/transformer/dot_product_attention.py:190); the data's mask."""
     tokens = c.micro_batch * facts.seq_length / c.context
     gathered = np.where(c.sequence_parallel, tokens * shape.hidden * facts.weight_bytes, 0.0)
     scores = tokens * facts.seq_length * shape.attention.heads / c.tensor * facts.weight_bytes
