@@ -246,7 +246,7 @@ def test_the_commands() -> None:
         *("check", "show", "flags", "diff", "new", "schema", "rules", "import"),
         *("plan", "rehearse", "init", "image", "data"),
         *("launch", "status", "why", "list", "logs", "cancel", "resume", "bundle"),
-        *("watch", "compare", "router", "experts", "doctor", "profile"),
+        *("watch", "compare", "router", "mismatch", "experts", "doctor", "profile"),
         *("track", "dashboard", "prove", "megatron"),
     ]
 

@@ -134,6 +134,12 @@ def router(
         int | None,
         typer.Option("--serving-topk", min=1, metavar="K", help="Their weights too where only K are served a token."),
     ] = None,
+    serving_ep: Annotated[
+        int | None,
+        typer.Option(
+            "--serving-ep", min=1, metavar="N", help="The busiest of N serving ranks over their mean, moe_lb."
+        ),
+    ] = None,
     traffic: Annotated[
         bool, typer.Option("--traffic", help="The nodes that a token reaches too, and the bytes that this costs.")
     ] = False,
@@ -154,11 +160,16 @@ def router(
 
     folder, traced = Path(run), None
     of_trace = weights or traffic or serving_topk is not None
-    if not (against or of_trace) and "/" in run and folder.is_dir() and not (folder / "recipe.yaml").exists():
+    if (
+        not (against or of_trace or serving_ep)
+        and "/" in run
+        and folder.is_dir()
+        and not (folder / "recipe.yaml").exists()
+    ):
         report = show.apart(folder, last, layer)
     else:
         found = [find_run(name, [] if "/" in name else roots(profile)) for name in (run, against) if name is not None]
-        report = show.of_run(found[0], last, layer, *found[1:])
+        report = show.of_run(found[0], last, layer, found[1] if against else None, serving_ep)
         traced = show.of_trace(found[0], weights, traffic, serving_topk, layer) if of_trace else None
     if plot is not None:
         show.write_picture(report, plot)
@@ -166,6 +177,27 @@ def router(
         print(json.dumps(report.as_json() | (traced.as_json() if traced else {}), indent=1))
         return
     show.show(report, traced)
+
+
+@app.command("mismatch")
+def mismatch(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What both gave the same tokens: JSON Lines, or .npz.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Show how far a trainer and the engine that wrote its rollouts disagree: probabilities, and choices of experts.
+
+    FILE has the log probabilities of both, or the experts that both chose, or all of it (docs/router.md). Difference
+    and ratio of probabilities are those that Megatron's RL loop logs; beside them the KL divergence and tokens that are
+    far apart. Choices are compared as `moekit router --against` does.
+    """
+    from moekit.watch.router import show
+
+    found, text = show.of_rollouts(file)
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    for row in text:
+        print(row)
 
 
 @app.command("experts")

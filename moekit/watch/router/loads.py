@@ -79,6 +79,12 @@ def once(vectors: Counts, expected: int | None, evaluations: bool) -> tuple[list
     return list(range(calls - expected if evaluations else 0, calls)), False
 
 
+def differing(one: Counts, other: Counts) -> NDArray[np.bool_]:
+    """Which choices are of another set of experts; their order is none. `# (token, layer, choice) -> (token, layer)`"""
+    found: NDArray[np.bool_] = (np.sort(one, axis=-1) != np.sort(other, axis=-1)).any(axis=-1)
+    return found
+
+
 def disagreement(one: Counts, other: Counts) -> tuple[float, float]:
     """How far two routers disagree on the same tokens. `# (token, layer, choice)` twice
 
@@ -87,5 +93,5 @@ def disagreement(one: Counts, other: Counts) -> tuple[float, float]:
     """
     if not one.size:
         return float("nan"), float("nan")
-    differ = (np.sort(one, axis=-1) != np.sort(other, axis=-1)).any(axis=-1)  # (token, layer)
+    differ = differing(one, other)
     return float(differ.mean()), float(differ.any(axis=-1).mean())

@@ -24,6 +24,9 @@ def lines(report: Report, width: int) -> Iterator[str]:
     else:
         over = f" over {report.expert_parallel} expert parallel ranks" if report.expert_parallel != 1 else ""
         yield f"{name}: {report.experts} experts{over}, balanced by {report.balancing}"
+    if report.serving_ep:
+        over = f"{report.serving_ep} serving ranks"
+        yield f"moe_lb: the busiest over the mean of {over}, experts in a row and once each"
     for section in report.sections[: _FILES if report.experts is None else None]:
         yield ""
         yield from _section(section, width)
@@ -105,6 +108,8 @@ def _table(section: Section, local: bool) -> Iterator[str]:
             ("micro", lambda row: _mean(row.rank_imbalance_micro)),
             ("busiest", lambda row: "-" if row.busiest_rank is None else str(row.busiest_rank)),
         ]
+    if any(row.moe_lb for row in section.layers):
+        columns.append(("moe_lb", lambda row: _mean(row.moe_lb)))
     columns.append(("dead", lambda row: str(len(row.dead_experts))))
     names = [f"{row.name} #" if row.hashed else row.name for row in section.layers]
     margin = max(map(len, [*names, "layer"]))

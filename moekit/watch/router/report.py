@@ -65,6 +65,8 @@ class LayerRow:
     """Without a token in all steps."""
     load: list[int]
     """Tokens `# (expert,)` over all steps that are there with all ranks."""
+    moe_lb: Spread | None = None
+    """`rank_imbalance` where a serving engine's ranks hold the experts, in a row and once each (handbook 4)."""
 
     @property
     def tokens(self) -> int:
@@ -97,6 +99,8 @@ class Report:
     """None where no recipe says it."""
     balancing: str
     sections: list[Section]
+    serving_ep: int | None = None
+    """The ranks of `moe_lb`."""
     disagreement: Disagreement | None = None
     """With another run's choices, where one is asked for."""
 
@@ -105,19 +109,24 @@ class Report:
         return asdict(self)
 
 
-def report(run: RunDir, last: int = 1, only: str | None = None) -> Report:
+def report(run: RunDir, last: int = 1, only: str | None = None, serving_ep: int | None = None) -> Report:
     """What the last `last` counted and the last `last` traced steps say; `only` names one layer.
 
+    `serving_ep`: over so many ranks a serving engine would lay the experts.
+
     Raises:
-        MoekitError: the run is dense, or there is nothing to read; or no layer is called so.
+        MoekitError: the run is dense, or there is nothing to read; or no layer is called so; or ranks do not fit.
     """
     args = attempt_args(run)
     newest = max(args)
     grid, firsts = Grid.from_args(args[newest]), _first_steps(run)
+    if serving_ep is not None and grid.experts.num_experts % serving_ep:
+        raise error(f"{grid.experts.num_experts} experts cannot be split over {serving_ep} serving ranks")
     others = [number for number in args if not _same(args[number], grid)]
     since = firsts.get(min(number for number in args if number > max(others, default=-1)), 0) if others else 0
     readings = [read_counts(run.tokens_per_expert, grid, last, since), _traces(run, grid, last, since, firsts)]
-    sections = [_section(reading, grid, only, others) for reading in readings if reading.steps or reading.empty_files]
+    there = [reading for reading in readings if reading.steps or reading.empty_files]
+    sections = [_section(reading, grid, only, others, serving_ep) for reading in there]
     if not any(section.steps for section in sections):
         empty = any(reading.empty_files for reading in readings)
         why = "its files are empty: Megatron writes nothing for calls that drop tokens, nor under CUDA graphs"
@@ -132,6 +141,7 @@ def report(run: RunDir, last: int = 1, only: str | None = None) -> Report:
             grid.experts.expert_model_parallel,
             facts_of(args[newest]).balancing,
             sections,
+            serving_ep,
         ),
         only,
     )
@@ -206,11 +216,15 @@ def _traces(run: RunDir, grid: Grid, last: int, since: int, firsts: dict[int, in
     return reading
 
 
-def _section(reading: Reading, grid: Grid, only: str | None, others: list[int]) -> Section:
+def _section(
+    reading: Reading, grid: Grid, only: str | None, others: list[int], serving_ep: int | None = None
+) -> Section:
     layers = sorted({layer for step in reading.steps.values() for layer in step})
     hashed = set((grid.moe_layers or [one for one in layers if one.key.mtp_idx is None])[: grid.hash_layers])
     rows = [
-        _row(layer, [step[layer] for step in reading.steps.values() if layer in step], grid, layer in hashed)
+        _row(
+            layer, [step[layer] for step in reading.steps.values() if layer in step], grid, layer in hashed, serving_ep
+        )
         for layer in layers
         if only is None or layer.name == only
     ]
@@ -225,23 +239,28 @@ def _section(reading: Reading, grid: Grid, only: str | None, others: list[int]) 
     )
 
 
-def _row(layer: Layer, found: list[Load], grid: Grid, hashed: bool) -> LayerRow:
+def _row(layer: Layer, found: list[Load], grid: Grid, hashed: bool, serving_ep: int | None) -> LayerRow:
     ranks = grid.experts.expert_model_parallel
     batches: list[Counts] = [load.counts.sum(axis=(0, 1)) for load in found if load.whole]  # each (expert,)
     total = sum(batches[1:], start=batches[0]) if batches else np.zeros(grid.experts.num_experts, np.int64)
     per_rank = loads.rank_loads(total, ranks)
     micro = [load.counts for load in found]
+
+    def imbalance(of: list[Counts], over: int) -> Spread | None:
+        return Spread.of([loads.busiest_over_mean(loads.rank_loads(counts, over)) for counts in of])
+
     return LayerRow(
         layer.name,
         hashed,
         Spread.of([loads.max_vio(counts) for counts in micro]),
         Spread.of([loads.max_vio(counts) for counts in batches]),
         Spread.of([loads.max_vio(load.sequences) for load in found if load.sequences is not None]),
-        Spread.of([loads.busiest_over_mean(loads.rank_loads(counts, ranks)) for counts in batches]),
-        Spread.of([loads.busiest_over_mean(loads.rank_loads(counts, ranks)) for counts in micro]),
+        imbalance(batches, ranks),
+        imbalance(micro, ranks),
         int(per_rank.argmax()) if per_rank.any() else None,
         loads.dead_experts(total),
         total.tolist(),
+        imbalance(batches, serving_ep) if serving_ep else None,
     )
 
 

@@ -134,11 +134,7 @@ def serving_of(folder: Path, grid: Grid, served: int, workers: int | None = None
 
 def _choosers(args: Mapping[str, Any]) -> list[str]:
     """Why the served are not sure to be the best of those that were chosen."""
-    return [
-        f"served are those of the best score, and {said} decides too"
-        for name, said in _CHOOSERS.items()
-        if args.get(name)
-    ]
+    return [f"served are the best by score; {said} decides too" for name, said in _CHOOSERS.items() if args.get(name)]
 
 
 def _of_tokens(logits: NDArray[Any], experts: NDArray[Any], sizes: Sizes, score: Score) -> LayerServing:

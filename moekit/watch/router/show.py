@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moekit.launch.rundir import RunDir
-from moekit.problems import error
+from moekit.problems import CONTROL, error
 
 if TYPE_CHECKING:
     from moekit.watch.router.report import Report
@@ -18,16 +18,18 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def _with_numpy() -> Iterator[None]:
+def _with_numpy(command: str = "router") -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as missing:
         if missing.name != "numpy":
             raise
-        raise error("`moekit router` needs numpy", "`moekit[local]` and `moekit[data]` bring it") from None
+        raise error(f"`moekit {command}` needs numpy", "`moekit[local]` and `moekit[data]` bring it") from None
 
 
-def of_run(run: RunDir, last: int, layer: str | None, other: RunDir | None = None) -> Report:
+def of_run(
+    run: RunDir, last: int, layer: str | None, other: RunDir | None = None, serving_ep: int | None = None
+) -> Report:
     """The report on a run, and how far it chooses as `other` does.
 
     Raises:
@@ -36,7 +38,7 @@ def of_run(run: RunDir, last: int, layer: str | None, other: RunDir | None = Non
     with _with_numpy():
         from moekit.watch.router.agree import disagree
         from moekit.watch.router.report import report
-    found = report(run, last, layer)
+    found = report(run, last, layer, serving_ep)
     return found if other is None else replace(found, disagreement=disagree(run, other))
 
 
@@ -60,6 +62,18 @@ def of_trace(run: RunDir, weights: bool, traffic: bool, served: int | None, laye
     with _with_numpy():
         from moekit.watch.router.trace_report import trace_report
     return trace_report(run, weights=weights, traffic=traffic, served=served, only=layer)
+
+
+def of_rollouts(path: Path) -> tuple[dict[str, Any], Iterator[str]]:
+    """How far trainer and rollout engine disagree, as an object and as text.
+
+    Raises:
+        MoekitError: the file cannot be read, or has nothing of both, or numpy is not installed.
+    """
+    with _with_numpy("mismatch"):
+        from moekit.watch.router import mismatch
+    found = mismatch.read(path)
+    return found.as_json(), mismatch.lines(found, CONTROL.sub("?", path.name))
 
 
 def show(report: Report, traced: TraceReport | None = None) -> None:

@@ -137,10 +137,10 @@ def _serving(found: Serving, attempt: int) -> Iterator[str]:
     names = [f"top {by}" if by else "none" for by in sizes.denominators]
     yield f"served with {sizes.served} of {sizes.trained} experts, from all calls in the trace of attempt {attempt}"
     yield from (f"  approximate: {why}" for why in found.approximate)
-    yield "  weight: a served expert's over its trained one; sum: a token's weights over the"
-    yield "  trained sum; each by what scores are divided by, means over tokens. mass: of the"
-    yield "  trained among all experts; kept: of it, by the served. Megatron itself divides"
-    yield f"  by: {names[sizes.denominators.index(found.megatron)]}"
+    yield "  weight: a served expert's over its trained one; sum: a token's weights over"
+    yield "  the trained sum; each by what scores are divided by, means over tokens. mass:"
+    yield "  of the trained among all experts; kept: of it, by the served. Megatron itself"
+    yield f"  divides by: {names[sizes.denominators.index(found.megatron)]}"
     rows = []
     for layer, one in found.layers.items():
         tokens = one.tokens or math.nan

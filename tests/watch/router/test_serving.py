@@ -126,7 +126,7 @@ def test_a_real_run() -> None:
         assert one.means[0, NAMES.index("sum")] == pytest.approx(1)
     text = list(lines(found))
     assert max(map(len, text)) <= 80
-    assert "  approximate: served are those of the best score, and the expert bias decides too" in text
+    assert "  approximate: served are the best by score; the expert bias decides too" in text
     assert any(line.startswith("  layer_1  0.30  0.51    1.96   1.00   0.5") for line in text)
     said = json.loads(json.dumps(found.as_json()))["serving"]
     assert said["megatron_divides_by"] == 0
