@@ -146,7 +146,7 @@ def lines(found: Mismatch, name: str) -> Iterator[str]:
         yield f"  trainer/engine   mean {shown['mean_piold_to_inf_prob']}, {ends}"
         yield f"  KL divergence    {shown['kl']} of the engine from the trainer; plain mean {shown['kl_plain']}"
         shares = (f"{n / found.tokens:.2%} beyond {r:g}" for r, n in zip(RATIOS, found.beyond, strict=True))
-        yield f"  times apart      {', '.join(shares)}, either way"
+        yield f"  times apart      {', '.join(shares)}"
     if found.routed:
         yield f"choices of {found.routed:,} tokens, {found.choices // found.routed} layers each"
         yield f"  {of['other_choices']:.1%} of choices, one a token and layer, are of other experts"
