@@ -71,6 +71,22 @@ def test_json_and_one_layer() -> None:
     assert refused.stderr.startswith("error: there is no layer `layer_9` in what was read\n")
 
 
+def test_serving_ranks() -> None:
+    """moe_lb: the experts' loads of the global batch over other ranks than the run's own."""
+    said = json.loads(router("./pp2", "--serving-ep", "4", "--json").stdout)
+    assert said["serving_ep"] == 4
+    for section in said["sections"]:
+        for layer in section["layers"]:
+            ranks = [sum(layer["load"][at : at + 2]) for at in range(0, 8, 2)]
+            assert layer["moe_lb"]["mean"] == pytest.approx(max(ranks) * 4 / sum(ranks))
+    text = router("./pp2", "--serving-ep", "2").stdout.splitlines()
+    assert text[1] == "moe_lb: the busiest over the mean of 2 serving ranks, experts in a row and once each"
+    row = next(line for line in text if line.startswith("  layer_1")).split()
+    assert row[4] == row[7] == "1.05"  # over as many ranks as the run has, it is the run's own
+    refused = router("./pp2", "--serving-ep", "3")
+    assert (refused.returncode, refused.stderr) == (1, "error: 8 experts cannot be split over 3 serving ranks\n")
+
+
 def test_plot(tmp_path: Path) -> None:
     done = router(str(DATA / "ep1"), "--plot", "x.svg", cwd=tmp_path)
     assert done.returncode == 0
