@@ -118,13 +118,13 @@ def _planned(wishes: Wishes, explain: str | None, as_json: bool, picture: Path |
 def _searched(wishes: Wishes, as_json: bool, write: Path | None) -> None:
     from moekit.plan import desk
 
-    found, mark = desk.searched(wishes)
+    found = desk.searched(wishes)
     if write:
         desk.write_child(found, wishes, write)
     if as_json:
         print(json.dumps(desk.search_values(found), indent=1))
     else:
-        _print_lines(desk.search_lines(found, mark))
+        _print_lines(desk.search_lines(found))
     if write:
         print(f"{write} written; check it with `moekit check {write}`", file=sys.stderr)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from moekit.cluster.profile import Cluster, find_cluster
 from moekit.plan.given import Given
-from moekit.plan.plan import Plan
+from moekit.plan.plan import Plan, plan_of_given
 from moekit.plan.report import model
 from moekit.problems import error
 from moekit.recipe.load import Loaded
@@ -19,6 +19,7 @@ from moekit.recipe.load import Loaded
 if TYPE_CHECKING:
     from moekit.plan.candidates import Candidates, Floats
     from moekit.plan.estimate import Estimate
+    from moekit.plan.search.best import Question
     from moekit.plan.search.choice import Searched
 
 
@@ -29,13 +30,13 @@ class Wishes:
     given: str
     """As the user calls it."""
     loaded: Loaded
-    profile: str | None
-    vocab_size: int | None
-    gpus: int | None
-    micro_batch: int | None
-    rank_imbalance: float | None
-    counts: str | None
-    maxvio: float | None
+    profile: str | None = None
+    vocab_size: int | None = None
+    gpus: int | None = None
+    micro_batch: int | None = None
+    rank_imbalance: float | None = None
+    counts: str | None = None
+    maxvio: float | None = None
 
     def asked(self) -> Loaded:
         """The recipe with what is asked otherwise."""
@@ -152,46 +153,53 @@ def write_picture(plan: Plan, found: Estimate | str, path: Path) -> None:
         raise error(f"cannot write `{path}`: {(reason.strerror or str(reason)).lower()}", "give another path") from None
 
 
-def searched(wishes: Wishes) -> tuple[Searched, str]:
-    """The layouts of a recipe, and how sure their times are.
+def question_of(wishes: Wishes) -> Question:
+    """What a search of a recipe asks, and how it judges.
 
     Raises:
-        MoekitError: memory and time cannot be told, no layout fits, or the rules refuse all that do.
+        MoekitError: memory and time cannot be told, or numpy is not installed.
     """
     with _with_numpy():
-        from moekit.plan.estimate import unmodelled
-        from moekit.plan.search.choice import dividing
-        from moekit.plan.search.choice import searched as search
-    loaded = dividing(wishes.asked())
-    if reason := unmodelled(Given.of(loaded)):
-        raise error(reason, "a search is made of both")
-    cluster = wishes.cluster()
-    mark = []
-
-    def judges(given: Given, plan: Plan) -> Any:
-        from moekit.plan.estimate import estimate_of
+        from moekit.plan.estimate import estimate_of, unmodelled
         from moekit.plan.memory.model import memory
+        from moekit.plan.search.best import Question
+        from moekit.plan.search.choice import dividing
+        from moekit.plan.search.grid import grid_of
         from moekit.plan.time.step import step_time
+    given = Given.of(dividing(wishes.asked()))
+    if reason := unmodelled(given):
+        raise error(reason, "a search is made of both")
+    plan, cluster = plan_of_given(given, wishes.vocab_size), wishes.cluster()
+    own = estimate_of(given, plan, cluster, _busiest(wishes, given, plan))
 
-        own = estimate_of(given, plan, cluster, _busiest(wishes, given, plan))
-        mark.append(own.time_mark)
+    def peak_bytes(rows: Candidates) -> Floats:
+        return memory(plan.shape, own.facts, rows, own.busiest).fullest
 
-        def peak_bytes(rows: Candidates) -> Floats:
-            return memory(plan.shape, own.facts, rows, own.busiest).fullest
+    def seconds(rows: Candidates) -> Floats:
+        return step_time(plan.shape, own.facts, rows, own.hardware, own.busiest).seconds
 
-        def seconds(rows: Candidates) -> Floats:
-            return step_time(plan.shape, own.facts, rows, own.hardware, own.busiest).seconds
-
-        return peak_bytes, seconds, own.capacity_bytes
-
-    return search(loaded, cluster, wishes.vocab_size, judges), mark[0]
+    grid = grid_of(given, plan.shape, plan.layout, cluster)
+    recipe, room = given.loaded.recipe, own.capacity_bytes
+    return Question(recipe, plan.shape, plan.layout, grid, cluster, peak_bytes, seconds, room, own.time_mark)
 
 
-def search_lines(found: Searched, mark: str) -> Iterator[str]:
+def searched(wishes: Wishes) -> Searched:
+    """The layouts of a recipe.
+
+    Raises:
+        MoekitError: as `question_of`; no layout fits, or the rules refuse all that do.
+    """
+    question = question_of(wishes)
+    from moekit.plan.search.choice import searched as search
+
+    return search(question)
+
+
+def search_lines(found: Searched) -> Iterator[str]:
     """A search as text."""
     from moekit.plan.report.search import search_lines as text
 
-    return text(found, mark)
+    return text(found)
 
 
 def search_values(found: Searched) -> Mapping[str, Any]:

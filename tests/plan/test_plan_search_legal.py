@@ -76,7 +76,6 @@ def asked(name: str, profile: str, fields: dict[str, Any], folder: Path) -> Aske
     shape = resolve_given(given)
     layout = layout_of(given, shape)
     grid = grid_of(given, shape, layout, target)
-    assert grid is not None
     return Asked(loaded, target, shape, layout, grid)
 
 
@@ -118,7 +117,6 @@ def test_the_recipes_own_layout_is_a_legal_point() -> None:
         given = Given.of(loaded)
         shape = resolve_given(given)
         grid = grid_of(given, shape, layout_of(given, shape), target)
-        assert grid is not None
         assert legal(grid, shape, loaded.recipe, target, np.array([grid.own])).all(), name
         assert changes_of(grid, loaded.recipe, target, grid.own) == {}, name
 
@@ -129,7 +127,6 @@ def test_the_recipes_own_row_is_the_searchs(name: str) -> None:
     shape = resolve_given(given)
     layout = layout_of(given, shape)
     grid = grid_of(given, shape, layout, find_cluster("h100-ib"))
-    assert grid is not None
     row, own = candidates_of(grid, shape, layout, np.array([grid.own])), of_run(given, shape, layout)
     for field in fields(Candidates):
         found, wanted = getattr(row, field.name), getattr(own, field.name)

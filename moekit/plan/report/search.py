@@ -15,8 +15,8 @@ _SINGLE = 12
 _HEADS = {"expert_tensor": "expert tensor", "micro_batch": "micro batch", "overlap": "expert overlap"}
 
 
-def search_lines(found: Searched, mark: str) -> Iterator[str]:
-    """The whole answer; `mark` is how sure times are."""
+def search_lines(found: Searched) -> Iterator[str]:
+    """The whole answer."""
     answer, question = found.answer, found.question
     where = f"{question.grid.world} {question.target.gpu} of {question.target.name}"
     yield (
@@ -25,7 +25,7 @@ def search_lines(found: Searched, mark: str) -> Iterator[str]:
     )
     for what, times in answer.refused.most_common(3):
         yield f"  {times} faster ones are refused by `moekit check`: {what}"
-    yield f"  steps are {mark}, memory modelled; runs of one layout differ by about 5 %"
+    yield f"  steps are {question.time_mark}, memory modelled; runs of one layout differ by about 5 %"
     yield ""
     yield from _own_lines(found)
     yield from _single_lines(found)

@@ -40,6 +40,8 @@ class Question:
     """A step's time. `# (candidate,)`"""
     room_bytes: float
     """What a GPU may hold."""
+    time_mark: str
+    """How sure times are: `calibrated` or `assumed`."""
 
     def legal(self, points: Points) -> Flags:
         """Whether each point may be a layout. `# (candidate,)`"""

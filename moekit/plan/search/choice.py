@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import gcd
 from pathlib import Path
@@ -13,13 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from moekit.cluster.profile import Cluster
-from moekit.plan.candidates import Candidates, Floats
-from moekit.plan.given import Given
-from moekit.plan.plan import Plan, plan_of_given
 from moekit.plan.search.best import Answer, Found, Question, search
 from moekit.plan.search.child import PIPELINE, as_yaml, changes_of
-from moekit.plan.search.grid import KNOBS, grid_of
+from moekit.plan.search.grid import KNOBS
 from moekit.plan.search.steps import Step, alone, changes_training, path
 from moekit.problems import error, shortened
 from moekit.recipe.load import Loaded, file_and_variant
@@ -89,29 +85,17 @@ def _divides(recipe: Recipe) -> bool:
     return (train.global_batch_size or 1) % (gpus // ranks * (train.micro_batch_size or 1)) == 0
 
 
-Judges = tuple[Callable[[Candidates], Floats], Callable[[Candidates], Floats], float]
-"""`peak_bytes`, `seconds` and `room_bytes` of a `Question`."""
-
-
-def searched(
-    loaded: Loaded, cluster: Cluster, vocabulary: int | None, judges: Callable[[Given, Plan], Judges]
-) -> Searched:
-    """Search a recipe's layouts.
+def searched(question: Question) -> Searched:
+    """The layouts that are fastest, one of them taken, and the way to it.
 
     Raises:
-        MoekitError: the recipe does not say its world and batch, no layout fits, or the rules refuse all that do.
+        MoekitError: no layout fits, or the rules refuse all that do.
     """
     begin = time.perf_counter()
-    given = Given.of(loaded)
-    plan = plan_of_given(given, vocabulary)
-    grid = grid_of(given, plan.shape, plan.layout, cluster)
-    if grid is None:
-        raise error("a search needs the world and the batch", "`parallel.gpus`, `train.micro_batch_size` and the like")
-    question = Question(loaded.recipe, plan.shape, plan.layout, grid, cluster, *judges(given, plan))
     answer = search(question)
     if not answer.survivors:
         raise _none(question, answer)
-    chosen = _chosen(question, answer)
+    chosen, grid = _chosen(question, answer), question.grid
     own = question.judged(np.array([grid.own]))[0] if question.refusal(grid.own) is None else None
     steps, singles = tuple(path(question, chosen.point)), tuple(alone(question))
     return Searched(question, answer, own, chosen, steps, singles, time.perf_counter() - begin)

@@ -14,6 +14,7 @@ from moekit.plan.layout import Layout
 from moekit.plan.run import dispatcher_of
 from moekit.plan.search.cuts import Cut, cuts
 from moekit.plan.shape import Latent, Shape
+from moekit.problems import error
 from moekit.recipe.rules.violation import Target
 from moekit.recipe.schema import Recipe
 from moekit.recipe.sizes import sizes
@@ -92,12 +93,17 @@ class Grid:
         return values
 
 
-def grid_of(given: Given, shape: Shape, layout: Layout, target: Target) -> Grid | None:
-    """The values a search tries for a recipe; None where it does not say its world and batch."""
+def grid_of(given: Given, shape: Shape, layout: Layout, target: Target) -> Grid:
+    """The values a search tries for a recipe.
+
+    Raises:
+        MoekitError: the recipe does not say its world, batch and sequence length.
+    """
     recipe = given.loaded.recipe
     run = sizes(recipe)
     if run is None:
-        return None
+        needed = "`parallel.gpus`, `train.micro_batch_size`, `train.global_batch_size` and `model.seq_length`"
+        raise error("layouts can only be searched of a whole run", f"set {needed}", given.loaded.source.shown)
     node = min(target.gpus_per_node, run.world)
     experts, dispatcher = shape.experts, dispatcher_of(given)
     hybrid = shape.stack == "hybrid" and "|" in str(recipe.model.hybrid_layer_pattern)
