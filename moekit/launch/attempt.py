@@ -6,6 +6,7 @@ import os
 import time
 import traceback
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from moekit.job.checkpoints import Found, settle
 from moekit.job.endings import ended_well
@@ -18,6 +19,9 @@ from moekit.problems import error
 from moekit.recipe.load import Loaded
 from moekit.recipe.sizes import Sizes, sizes, total_steps
 from moekit.watch.metrics import MetricsReader, at_end, last_step
+
+if TYPE_CHECKING:
+    from moekit.launch.docker import Container
 
 _POLL_S = 0.5
 
@@ -40,16 +44,19 @@ class Plan:
     tokens_per_step: int
     said: tuple[str, ...] = ()
     """A sentence for each of the run's checkpoints that is passed over."""
+    container: Container | None = None
+    """Where it trains in one."""
 
     @property
     def command(self) -> list[str]:
-        """torchrun and all its words, from the run directory."""
+        """torchrun and all its words, from the run directory; within docker's, where it trains in a container."""
         file = self.run.argv_resume if self.resumes else self.run.argv_first
         entry = (self.run.job / "entry.py").relative_to(self.run.path)
-        return [*torchrun(self.processes), str(entry), *file.read_text(encoding="utf-8").splitlines()]
+        begin = torchrun(self.processes) if self.container is None else self.container.words()
+        return [*begin, str(entry), *file.read_text(encoding="utf-8").splitlines()]
 
 
-def next_attempt(loaded: Loaded, run: RunDir) -> Plan:
+def next_attempt(loaded: Loaded, run: RunDir, container: Container | None = None) -> Plan:
     """The next attempt; its folder is made.
 
     Raises:
@@ -70,6 +77,7 @@ def next_attempt(loaded: Loaded, run: RunDir) -> Plan:
         device=recipe.runtime.device or "gpu",
         tokens_per_step=_sizes(loaded).tokens_per_step,
         said=found.said,
+        container=container,
     )
 
 
@@ -149,8 +157,11 @@ def is_finished(loaded: Loaded, run: RunDir) -> bool:
 def watch(plan: Plan, lock: int, display: Display) -> Follow:
     """Run an attempt to its end and show it; what it came to. How it ended, its ranks have written."""
     recipe, folder = plan.loaded.recipe, plan.run.attempt(plan.attempt)
-    variables = recipe.runtime.environment or {}
-    env = environment(plan.device, plan.processes, plan.attempt, job_variables(recipe), variables, os.environ)
+    if plan.container is None:
+        variables = recipe.runtime.environment or {}
+        env = environment(plan.device, plan.processes, plan.attempt, job_variables(recipe), variables, os.environ)
+    else:
+        env = plan.container.environment(plan.attempt, os.environ)
     every = rows_every(recipe.log.interval or 1, plan.end)
     follow = Follow(plan.run.path, plan.attempt, plan.end, plan.tokens_per_step, every)
     with (

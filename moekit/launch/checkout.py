@@ -30,7 +30,7 @@ class Checkout:
 
 def clone_command(path: str, version: str) -> str:
     """The command that makes a checkout of a recipe's `megatron.version`, a release or the beginning of a commit."""
-    return f"git clone {HOME} {path} && git -C {path} checkout {_named(version)}"
+    return f"git clone {HOME} {path} && git -C {path} checkout {git_name(version)}"
 
 
 def look_at(path: str, version: str, commit: str = "") -> tuple[Checkout | None, list[Problem]]:
@@ -52,7 +52,7 @@ def look_at(path: str, version: str, commit: str = "") -> tuple[Checkout | None,
     elif not found.is_version(version):
         what = f"the Megatron checkout is {found}, and the recipe is for `{version}`: {path}"
         problems.append(
-            Problem("", what, f"`git -C {path} checkout {_named(version)}`, or name it in `megatron.version`")
+            Problem("", what, f"`git -C {path} checkout {git_name(version)}`, or name it in `megatron.version`")
         )
     if changes := _changes(path):
         shown = ", ".join(changes[:MOST_SHOWN]) + (
@@ -77,7 +77,7 @@ def _changes(path: str) -> list[str]:
     return [line[3:] for line in done.stdout.splitlines()]
 
 
-def _named(version: str) -> str:
+def git_name(version: str) -> str:
     """What git calls a release: Megatron's tags are `core_v0.19.2`."""
     return f"core_v{version}" if "." in version else version
 

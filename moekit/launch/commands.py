@@ -12,6 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
+from moekit.launch.elsewhere_commands import (
+    ELSEWHERE,
+    Asked,
+    BucketOption,
+    DetachOption,
+    FlavorOption,
+    ImageOption,
+    NamespaceOption,
+    ProbeOption,
+    TimeoutOption,
+    VolumeOption,
+    YesOption,
+    launch_elsewhere,
+)
 from moekit.options import JsonOption, ProfileOption
 from moekit.problems import MoekitError, error, print_problems, shortened
 from moekit.recipe.load import Loaded
@@ -23,10 +37,13 @@ app = typer.Typer()
 
 
 class WithDryRun(TyperCommand):
-    """Takes `--dry-run` alone as well as `--dry-run=DIR`: the word behind it is never its folder."""
+    """Takes `--dry-run` alone as well as `--dry-run=DIR`: the word behind it is never its folder; `--probe` alone."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """The words of a command line, with an empty folder where none is named."""
+        for parameter in self.params:
+            if parameter.name == "recipes":
+                parameter.required = "--probe" not in args
         return super().parse_args(ctx, ["--dry-run=" if arg == "--dry-run" else arg for arg in args])
 
 
@@ -42,10 +59,11 @@ def launch(
         ),
     ] = None,
     where: Annotated[
-        Literal["slurm", "local"] | None,
+        Literal["slurm", "local", "docker", "hf-jobs", "skypilot", "kubernetes"] | None,
         typer.Option(
             "--on",
-            help="Where to train: `local` is this machine, `slurm` a job.",
+            help="Where to train: `slurm` is a job, `local` this machine, `docker` a container on it, `hf-jobs` a "
+            "machine rented from Hugging Face; of `skypilot` and `kubernetes` the files are written.",
             show_default="local where the recipe says `runtime.device: cpu`, else slurm",
         ),
     ] = None,
@@ -78,6 +96,15 @@ def launch(
     no_preflight: Annotated[
         bool, typer.Option("--no-preflight", help="Have the job train without a look at its nodes.")
     ] = False,
+    image: ImageOption = None,
+    volume: VolumeOption = None,
+    flavor: FlavorOption = None,
+    probe: ProbeOption = False,
+    timeout: TimeoutOption = None,
+    bucket: BucketOption = None,
+    namespace: NamespaceOption = None,
+    yes: YesOption = False,
+    detach: DetachOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check recipes, make their run directories, and train them.
@@ -91,11 +118,20 @@ def launch(
 
     On this machine the run lies below `moekit-local/` (with `--profile`, below the profile's `shared_root`); the same
     command again goes on from the last checkpoint.
+
+    On a rented machine the price and the timeout are shown first; Ctrl-C ends the job. docs/hf-jobs.md has that, and
+    docs/elsewhere.md docker, SkyPilot and Kubernetes.
     """
     from moekit.cluster.profile import find_cluster
     from moekit.launch.several import load_all
     from moekit.runs.look import LOCAL_ROOT
 
+    where = where or ("hf-jobs" if probe or flavor else None)
+    if where in ELSEWHERE:
+        run = (where, recipes or (), name, profile, dry_run, as_json)
+        raise typer.Exit(
+            launch_elsewhere(Asked(*run, image, volume, flavor, probe, timeout, bucket, namespace, yes, detach))
+        )
     cluster = find_cluster(profile)
     if no_preflight:
         cluster = replace(cluster, preflight=False)

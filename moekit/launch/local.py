@@ -10,38 +10,49 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moekit.job.endings import ended_well, first_cause
-from moekit.launch import data_there, needs
+from moekit.launch import data_there, docker, needs
 from moekit.launch.attempt import Plan, is_finished, next_attempt, watch
 from moekit.launch.folders import write
 from moekit.launch.live import Display, Follow, clock
 from moekit.launch.processes import only_launch, visible_gpus
 from moekit.launch.run_files import PROJECT, is_of, run_files
 from moekit.launch.rundir import RunDir, checkpointed_step, run_dir
-from moekit.problems import MoekitError, error, print_problems
+from moekit.problems import MoekitError, Problem, error, print_problems
 from moekit.recipe.load import Loaded, show
+
+if TYPE_CHECKING:
+    from moekit.launch.docker import Container
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT."""
 
 
-def launch_local(loaded: Loaded, name: str, shared_root: Path, display: Display | None = None) -> int:
+def launch_local(
+    loaded: Loaded,
+    name: str,
+    shared_root: Path,
+    display: Display | None = None,
+    container: Container | None = None,
+    found: Sequence[Problem] | None = None,
+) -> int:
     """Train a recipe here, as the run `name`; the exit code: 0, 1 when training failed, 130 after Ctrl-C.
 
     A run that was interrupted goes on from its last complete checkpoint, or begins anew without one. A finished run is
     shown again. A `display` that is brief is for a run that is part of something else: how it goes is shown, not what
-    it came to, and its metrics stay in its files.
+    it came to, and its metrics stay in its files. In a `container`, what that needs was `found` by whoever made it.
 
     Raises:
         MoekitError: with everything that keeps the recipe from being trained here; or the run's name is another
             recipe's, or it is being launched already.
     """
     run = run_dir(shared_root.absolute(), name)
-    found = needs.problems(loaded, shared_root, os.environ)
+    found = needs.problems(loaded, shared_root, os.environ) if found is None else list(found)
     if errors := [problem for problem in found if problem.level == "error"]:
         raise MoekitError(*errors)
     display = display or Display(loaded.recipe.moe.num_experts is not None)
@@ -59,7 +70,7 @@ def launch_local(loaded: Loaded, name: str, shared_root: Path, display: Display 
             return 0
         _write_missing(run, run_files(loaded, name, shared_root.absolute()))
         try:
-            return _train(loaded, run, shared_root.absolute(), lock, display)
+            return _train(loaded, run, shared_root.absolute(), lock, display, container)
         except KeyboardInterrupt:
             return _say_interrupted(run, display)
 
@@ -95,14 +106,16 @@ def _write_missing(run: RunDir, files: dict[str, str]) -> None:
         write(run.path, wanted)
 
 
-def _train(loaded: Loaded, run: RunDir, shared_root: Path, lock: int, display: Display) -> int:
+def _train(
+    loaded: Loaded, run: RunDir, shared_root: Path, lock: int, display: Display, container: Container | None
+) -> int:
     """One attempt, from the data to the summary."""
     began = time.monotonic()
     _say_what(loaded, run, display)
     data = _prepare_data(loaded, shared_root, display)
-    plan = next_attempt(loaded, run)
+    plan = next_attempt(loaded, run, container)
     _say_start(plan, display)
-    with nullcontext() if display.brief else _trackio(run, display):
+    with docker.alone(container), nullcontext() if display.brief else _trackio(run, display):
         followed = watch(plan, lock, display)
     if not display.brief:
         display.say("")
@@ -201,6 +214,8 @@ def _say_start(plan: Plan, display: Display) -> None:
     left = plan.end - plan.start
     steps = f"{left:,} iteration{'s' * (left != 1)} of {plan.tokens_per_step:,} tokens"
     display.fact("training", f"starting Megatron {version} on {on} with {plan.processes} process{'es' * many}, {steps}")
+    if plan.container:
+        display.fact("container", plan.container.image)
     display.fact("log", show(plan.run.attempt(plan.attempt).train_log))
     if not display.brief:
         display.say("")
