@@ -1,7 +1,7 @@
 """How many rows the busiest expert-parallel rank gets over the mean: of counts, or of a MaxVio alone.
 
-A rank's load is the sum of its experts': one that gets everything weighs less where it has quiet neighbours (at MaxVio 7
-the handbook's busiest GPU had about twice the mean, handbook 3.3).
+A rank's load is the sum of its experts': one that gets everything weighs less where it has quiet neighbours (at
+MaxVio 7 the handbook's busiest GPU had about twice the mean, handbook 3.3).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def busiest_of_violation(violation: float, experts: int, expert_ranks: Ints) -> 
 def read_counts(path: Path, experts: int, expert_tensor: int = 1) -> Floats:
     """Tokens of the last step that is all there in a run's `tokens_per_expert` files. `# (layer, expert)`
 
-    `path`: that folder, a run's directory, or one of the files. How many ranks shared the experts is read from the files,
-    so that they may be another layout's.
+    `path`: that folder, a run's directory, or one of the files. How many ranks shared the experts is read from the
+    files, so that they may be another layout's.
 
     Raises:
         MoekitError: there are no counts, they cannot be read, or they are of another number of experts.
