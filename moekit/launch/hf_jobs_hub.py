@@ -93,10 +93,24 @@ def _machine(one: JobHardwareInfo) -> Machine:
 
 
 def missing_in_bucket(api: HfApi, bucket: str, paths: Iterable[str]) -> list[str]:
-    """Those of the paths that a bucket does not have; it is made, private, where it is not there."""
+    """Those of the paths that a bucket does not have: all of them where it is not there."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    found, wanted = [], list(paths)
+    with asking():
+        for path in wanted:
+            try:
+                found += [path] if any(True for _ in api.list_bucket_tree(bucket, path)) else []
+            except HfHubHTTPError as refused:
+                if refused.response.status_code != 404:
+                    raise
+    return [path for path in wanted if path not in found]
+
+
+def make_bucket(api: HfApi, bucket: str) -> None:
+    """Make a bucket, private, where it is not there."""
     with asking():
         api.create_bucket(bucket, private=True, exist_ok=True)
-        return [path for path in paths if not any(True for _ in api.list_bucket_tree(bucket, path))]
 
 
 def put_files(api: HfApi, repository: str, folder: str, files: Mapping[str, str]) -> str:

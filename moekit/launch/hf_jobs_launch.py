@@ -105,6 +105,7 @@ def launch(loaded: Loaded, wishes: Wishes, shared_root: Path) -> int:
     _refuse_missing(api, bucket, loaded)
     _confirm([*_offer(machine, first), *_what_goes(first, bucket)], wishes.yes)
     files = hf_jobs.job_files(loaded, loaded.name, cluster)
+    hf_jobs_hub.make_bucket(api, bucket)
     revision = hf_jobs_hub.put_files(api, hf_jobs.runs_repository(namespace), loaded.name, files)
     request = requested(loaded, wishes, namespace, revision)
     write(run.path, files)
@@ -136,6 +137,9 @@ def _follow(api: HfApi, job: str, namespace: str, name: str | None) -> tuple[lis
 
 
 def _refuse_another(run: RunDir, loaded: Loaded) -> None:
+    if run.recipe.is_file() and hf_jobs_run.record_of(run) is None:
+        what = f"run `{loaded.name}` is there already, and is no Job"
+        raise error(what, "give this one another name with `--name`", str(run.path))
     if run.recipe.is_file() and not is_of(run, loaded.recipe):
         what = f"run `{loaded.name}` is that of another recipe, or of this one before it was changed"
         raise error(what, "give this one another name with `--name`", str(run.recipe))

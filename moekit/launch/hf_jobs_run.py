@@ -12,11 +12,11 @@ from moekit.launch.folders import write
 from moekit.launch.hf_jobs import Request
 from moekit.launch.rundir import RunDir
 from moekit.problems import error
+from moekit.runs.state import HF_JOB
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-FILE = "hf_job.json"
 _SETTLES_S = 30.0
 """A log can end a little before the Hub says that its Job has."""
 
@@ -24,13 +24,13 @@ _SETTLES_S = 30.0
 def record(run: RunDir, job: hf_jobs_hub.Seen, namespace: str, bucket: str, request: Request) -> None:
     """Put down what was submitted; no value of a secret is in it."""
     said = {"job": job.id, "namespace": namespace, "url": job.url, "bucket": bucket, "request": request.body()}
-    write(run.path, {FILE: json.dumps(said, indent=1) + "\n"})
+    write(run.path, {HF_JOB: json.dumps(said, indent=1) + "\n"})
 
 
 def record_of(run: RunDir) -> dict[str, Any] | None:
     """What was submitted; None for a run that is no Job."""
     try:
-        said = json.loads((run.path / FILE).read_text(encoding="utf-8"))
+        said = json.loads((run.path / HF_JOB).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return said if isinstance(said, dict) and {"job", "namespace", "bucket", "url"} <= set(said) else None

@@ -48,11 +48,16 @@ def status(
     if run is None:
         _say_all(profile, as_json, recent=True)
         return
+    from moekit.launch.hf_jobs_run import record_of, say_status
     from moekit.runs import report
     from moekit.runs.history import read_history
     from moekit.runs.look import look_at
 
-    seen, problems = look_at(_find(run, profile))
+    found = _find(run, profile)
+    if job := record_of(found):
+        say_status(found, job, as_json)
+        return
+    seen, problems = look_at(found)
     if as_json:
         print(json.dumps(report.as_json(seen), indent=1))
     else:
@@ -103,13 +108,18 @@ def logs(
 
     With -f, Ctrl-C ends the following and not the run.
     """
+    from moekit.launch.hf_jobs_run import record_of, say_logs
     from moekit.runs import logs as reading
     from moekit.runs import report
     from moekit.runs.look import look_at
 
     found = _find(run, profile)
-    if follow:
+    job = record_of(found)
+    if follow or job:
         try:
+            if job:
+                say_logs(job, follow, lines)
+                return
             seen = reading.follow(found, lines, report.headline)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
@@ -136,10 +146,15 @@ def cancel(
     profile: ProfileOption = None,
 ) -> None:
     """End a run: all its jobs, those that wait too. What it saved stays; `moekit resume` goes on from there."""
+    from moekit.launch.hf_jobs_run import cancel as cancel_hf_job
+    from moekit.launch.hf_jobs_run import record_of
     from moekit.runs.cancelling import cancel_jobs, cancel_local
     from moekit.runs.look import look_at
 
     found = _find(run, profile)
+    if job := record_of(found):
+        print(cancel_hf_job(found, job))
+        return
     seen, problems = look_at(found)
     if seen.files.local:
         print(cancel_local(seen))

@@ -118,7 +118,7 @@ def as_json(seen: Seen) -> dict[str, Any]:
         "state": state.word,
         "detail": state.detail or None,
         "directory": str(files.run.path),
-        "on": "local" if files.local else "slurm",
+        "on": _where(files),
         "job": job.id if job else None,
         "jobs": [one.id for one in state.live],
         "start": job.start if job else None,
@@ -160,8 +160,14 @@ def _row(seen: Seen) -> tuple[str, ...]:
     if files.total and files.attempt:
         step = f"{files.step:,}/{files.total:,}"
     checkpoint = f"{files.checkpoint:,}" if files.checkpoint else ""
-    job = "local" if files.local else ", ".join(one.id for one in state.live) or (state.job.id if state.job else "")
+    job = (
+        _where(files) if files.local else ", ".join(one.id for one in state.live) or (state.job.id if state.job else "")
+    )
     return files.name, state.word, job, step, checkpoint, _moment(files, state)
+
+
+def _where(files: Files) -> str:
+    return "hf-jobs" if files.elsewhere else "local" if files.local else "slurm"
 
 
 def _moment(files: Files, state: State) -> str:

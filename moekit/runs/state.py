@@ -21,6 +21,8 @@ from moekit.runs.submissions import Submission
 if TYPE_CHECKING:
     from moekit.job.retry import Decision
 
+HF_JOB = "hf_job.json"
+"""In the directory of a run that was submitted as a Hugging Face Job: what was submitted."""
 RETURNS_S = 600.0
 """A job that has ended can be put back into the queue until Slurm forgets it (slurm.conf: MinJobAge, 300 s unsaid)."""
 _CLOCKS_S = 5.0
@@ -34,6 +36,8 @@ class Files:
     run: RunDir
     local: bool = False
     """Whether it is trained on this machine and not by Slurm."""
+    elsewhere: bool = False
+    """Whether it is a Hugging Face Job: its state is the Hub's to tell (`launch/hf_jobs_run.py`)."""
     locked: bool = False
     """Whether a launch on this machine is training it now."""
     submissions: list[Submission] = field(default_factory=list)
@@ -144,6 +148,7 @@ def read_files(run: RunDir) -> Files:
     return Files(
         run=run,
         local=local,
+        elsewhere=local and os.path.exists(f"{folder}/{HF_JOB}"),  # noqa: PTH110
         locked=local and _locked(f"{folder}/{LOCK}"),
         submissions=known,
         started=[] if local else submissions.started_jobs(run),
@@ -194,6 +199,8 @@ def _ended(files: Files, jobs: Mapping[str, Job]) -> State:
 def _local(files: Files) -> State:
     if files.locked:
         return State("running")
+    if files.elsewhere:
+        return State("submitted", f"`moekit status {files.name}` asks the Hub")
     return State(_by_exits(files) if files.attempt else "written")
 
 
