@@ -9,7 +9,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from job_runs import EXPERT_PARALLEL, EXPERTS, FULL_RECOMPUTE, LAYERS, SAVE, TINY_MOE, TOPK, read_lines, read_metrics
+from job_runs import (
+    EXPERT_PARALLEL,
+    EXPERTS,
+    FULL_RECOMPUTE,
+    LAYERS,
+    PIPELINE_PARALLEL,
+    SAVE,
+    TINY_MOE,
+    TOPK,
+    read_lines,
+    read_metrics,
+)
 
 from moekit.job import diagnose
 from moekit.watch.experts import bias, diagnostics, dumps
@@ -128,6 +139,31 @@ def test_training_is_the_same_to_the_last_bit(tmp_path: Path, launch: Callable[.
         assert sum(one["norms"]["rows"]) == sum(other["norms"]["rows"]) == 128 * TOPK
         assert sum(sum(line["zeros"]["elements"]) for line in (one, other)) == EXPERTS * 3 * 64 * 64
     assert all(any(sum(line["zeros"]["elements"]) for line in one) for one in lines)  # each owns a part of the buffer
+
+
+@pytest.mark.train
+def test_stages_that_recompute_and_are_resumed(tmp_path: Path, launch: Callable[..., None]) -> None:
+    """PP = 2 with full recompute, with a capacity, in two attempts: the forward's own values, each step once."""
+    argv = [*TINY_MOE, *PIPELINE_PARALLEL, *SAVE, *FULL_RECOMPUTE, *DUMPS[:2], *LENGTH, "--global-batch-size", "2"]
+    argv += ["--moe-expert-capacity-factor", "1.25"]
+    launch(tmp_path, [*argv, "--exit-interval", "2", "--save-interval", "2"], env=EVERY_SECOND)
+    launch(tmp_path, [*argv, "--load", "checkpoints"], attempt=2, env=EVERY_SECOND)
+    found = diagnostics.read(tmp_path, EXPERTS)
+    assert {step: list(layers) for step, layers in found.steps.items()} == {
+        2: ["layer_0", "layer_1"],
+        4: ["layer_0", "layer_1"],
+    }
+    for iteration, layers in found.steps.items():
+        dump = dumps.read(tmp_path, iteration, dumps.Shape.of(config(tmp_path)))
+        assert (dump.refused, dump.skipped) == ({}, [])
+        assert list(dump.norms) == ["stage_0_layer_0", "stage_1_layer_0"]
+        for sample, norms in zip(layers.values(), dump.norms.values(), strict=True):
+            assert sample.norms is not None
+            assert sample.norms.rows.tolist() == norms.rows.tolist()
+            assert sample.norms.mean == pytest.approx(norms.mean, rel=1e-6, nan_ok=True)
+            assert sample.dropped == pytest.approx(1 - int(norms.rows.sum()) / (128 * TOPK))
+            assert sample.refused == {"flips": "`moe_expert_capacity_factor` changes what is chosen"}
+            assert all(share is not None for share in sample.zeros)
 
 
 @pytest.mark.train
