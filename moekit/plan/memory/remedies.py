@@ -22,6 +22,7 @@ from moekit.rehearse.edit import changed
 
 _PER_MICRO_BATCH = ("aux_loss", "quantile_balancing")
 """Methods that even out the tokens of one micro batch (handbook 3.3)."""
+_FITS: tuple[Fit, ...] = ("fits", "tight", "does not fit")
 _NOTICED = 0.005
 """Of the GPU's memory: a change that saves less is no remedy."""
 
@@ -62,7 +63,7 @@ def remedies(loaded: Loaded, target: Target, capacity_bytes: float, busiest: flo
             continue
         turned = "train.micro_batch_size" in changes and _balances_micro_batches(loaded.recipe)
         found.append(Remedy(what, changes, turned, needed, own - needed, fit_of(needed, capacity_bytes)))
-    return sorted(found, key=lambda one: ("fits", "tight", "does not fit").index(one.fit))
+    return sorted(found, key=lambda one: (_FITS.index(one.fit), one.changes_training))
 
 
 def _needed(loaded: Loaded, busiest: float, vocabulary: int | None) -> float:

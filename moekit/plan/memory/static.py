@@ -100,8 +100,7 @@ def static_terms(shape: Shape, facts: Facts, c: Candidates) -> dict[str, Floats]
     kept = 1 - facts.optimizer_offload
     exists = c.exists
     terms = {
-        # with FP8 weights a byte by rows and one by columns, for the multiplications of both directions
-        "weights": weights * facts.weight_bytes,
+        "weights": weights / np.maximum(whole, 1) * _weight_bytes(held, facts),
         "FP8 copies": held.matrices * (2.0 if facts.fp8 and not facts.fp8_weights else 0.0),
         "gradients": gradients * facts.grad_bytes,
         **{name: kept * size for name, size in states.items()},
@@ -137,9 +136,15 @@ def _shards(facts: Facts, c: Candidates) -> tuple[Floats, Floats]:
     return dense[:, None].astype(float), experts[:, None].astype(float)
 
 
+def _weight_bytes(held: Elements, facts: Facts) -> Floats:
+    """FP8 weights have a byte by rows and one by columns, for the multiplications of both directions."""
+    return held.all * facts.weight_bytes + held.matrices * ((2.0 - facts.weight_bytes) * facts.fp8_weights)
+
+
 def _states(held: Elements, divided: Floats, facts: Facts) -> dict[str, Floats]:
     """Of Adam two moments; of Muon one momentum for matrices (embedding and output layer stay with Adam)."""
-    main = facts.main_weight_bytes if facts.weight_bytes < 4 or facts.precision_aware else 0
+    own = facts.weight_bytes < 4 or facts.precision_aware or facts.fp8_weights
+    main = facts.main_weight_bytes if own else 0
     matrices = held.matrices / np.maximum(held.all, 1) if "muon" in facts.optimizer else 0.0
     second = facts.second_moment_bytes * (1 - matrices)
     if facts.optimizer in ("sgd", "lion"):
