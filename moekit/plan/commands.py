@@ -107,12 +107,13 @@ def _planned(wishes: Wishes, explain: str | None, as_json: bool, picture: Path |
         _print_lines(shown[explain](plan))
         return
     found = desk.estimated(wishes, given, plan)
+    cures = desk.remedies(wishes, found)
     if picture:
-        desk.write_picture(plan, found, picture)
+        desk.write_picture(plan, found, cures, picture)
     if as_json:
-        print(json.dumps(desk.as_values(plan, found), indent=1))
+        print(json.dumps(desk.as_values(plan, found, cures), indent=1))
     else:
-        _print_lines(desk.explained(plan, found, explain) if explain else desk.lines(plan, found))
+        _print_lines(desk.explained(plan, found, explain) if explain else desk.lines(plan, found, cures))
 
 
 def _searched(wishes: Wishes, as_json: bool, write: Path | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,10 @@ from moekit.recipe.load import Loaded
 if TYPE_CHECKING:
     from moekit.plan.candidates import Candidates, Floats
     from moekit.plan.estimate import Estimate
+    from moekit.plan.load import Load
     from moekit.plan.search.best import Question
     from moekit.plan.search.choice import Searched
+    from moekit.plan.search.steps import Step
 
 
 @dataclass(frozen=True)
@@ -74,21 +76,36 @@ def estimated(wishes: Wishes, given: Given, plan: Plan) -> Estimate | str:
         from moekit.plan.estimate import estimate_of, unmodelled
     if reason := unmodelled(given):
         return reason
-    return estimate_of(given, plan, wishes.cluster(), _busiest(wishes, given, plan))
+    return estimate_of(given, plan, wishes.cluster(), _load(wishes, plan))
 
 
-def _busiest(wishes: Wishes, given: Given, plan: Plan) -> float:
-    """Rows of the busiest expert rank over the mean."""
-    said = {"--rank-imbalance": wishes.rank_imbalance, "--counts": wishes.counts, "--maxvio": wishes.maxvio}
-    named = [name for name, value in said.items() if value is not None]
-    if len(named) > 1:
-        raise error(f"`{named[0]}` and `{named[1]}` both say how uneven experts are", "keep one")
-    if named and plan.shape.experts is None:
-        raise error(f"`{named[0]}` is of experts, and the model has none")
-    return wishes.rank_imbalance or 1.0
+def _load(wishes: Wishes, plan: Plan) -> Load:
+    """How uneven experts are."""
+    from moekit.plan.load import load_of
+
+    counts = None if wishes.counts is None else _counts(wishes.counts, wishes.profile)
+    return load_of(plan.shape, wishes.rank_imbalance, counts, wishes.maxvio, plan.layout.expert_tensor)
 
 
-def lines(plan: Plan, found: Estimate | str) -> Iterator[str]:
+def _counts(given: str, profile: str | None) -> Path:
+    """The folder or file of a path, or of a run's name."""
+    if Path(given).exists():
+        return Path(given)
+    from moekit.runs.look import find_run, roots
+
+    return find_run(given, [] if "/" in given else roots(profile)).path
+
+
+def remedies(wishes: Wishes, found: Estimate | str) -> list[Step]:
+    """Single changes with which a recipe fits that does not, the fastest first."""
+    if isinstance(found, str) or found.verdict.fit == "fits" or wishes.loaded.recipe.train.global_batch_size is None:
+        return []
+    from moekit.plan.search.steps import alone
+
+    return alone(question_of(wishes))
+
+
+def lines(plan: Plan, found: Estimate | str, cures: Sequence[Step] = ()) -> Iterator[str]:
     """A plan in one screen."""
     yield from model.model_lines(plan)
     yield ""
@@ -96,10 +113,14 @@ def lines(plan: Plan, found: Estimate | str) -> Iterator[str]:
         yield found
     else:
         from moekit.plan.bars import lines as bar_lines
-        from moekit.plan.report.memory import chart_of
+        from moekit.plan.report.memory import chart_of, verdict_line
+        from moekit.plan.report.search import remedy_lines
         from moekit.plan.report.time import time_lines
 
         yield from bar_lines(chart_of(found), _width())
+        yield verdict_line(found)
+        if found.verdict.fit != "fits":
+            yield from remedy_lines(cures, float(found.time.seconds[0]))
         yield ""
         yield from time_lines(plan, found)
     if plan.notes:
@@ -122,14 +143,21 @@ def explained(plan: Plan, found: Estimate | str, what: str) -> Iterator[str]:
     return memory.explained_memory(found) if what == "memory" else time.explained_time(found)
 
 
-def as_values(plan: Plan, found: Estimate | str) -> dict[str, Any]:
+def as_values(plan: Plan, found: Estimate | str, cures: Sequence[Step]) -> dict[str, Any]:
     """All of a plan, for JSON."""
     from moekit.plan.report import values
 
-    return values.as_values(plan) | values.of_estimate(found)
+    said = {
+        "remedies": [
+            {"changes": step.changes, "seconds": step.found.seconds, "needed_bytes": step.found.peak_bytes}
+            | {"changes_training": step.changes_training}
+            for step in cures
+        ]
+    }
+    return values.as_values(plan) | values.of_estimate(found) | said
 
 
-def write_picture(plan: Plan, found: Estimate | str, path: Path) -> None:
+def write_picture(plan: Plan, found: Estimate | str, cures: Sequence[Step], path: Path) -> None:
     """Write the bars, as a page with the text of the plan below them where FILE is .html.
 
     Raises:
@@ -144,7 +172,7 @@ def write_picture(plan: Plan, found: Estimate | str, path: Path) -> None:
     charts = [chart_of(found), time_chart(found)]
     if path.suffix not in (".html", ".svg"):
         raise error(f"`{path}` is no .html or .svg", "`--report plan.html` or `--report plan.svg`")
-    text = bars.svg(*charts) if path.suffix == ".svg" else bars.html(plan.name, charts, lines(plan, found))
+    text = bars.svg(*charts) if path.suffix == ".svg" else bars.html(plan.name, charts, lines(plan, found, cures))
     temporary = path.with_name(f".{path.name}.part")
     try:
         temporary.write_text(text, encoding="utf-8")
@@ -170,17 +198,18 @@ def question_of(wishes: Wishes) -> Question:
     if reason := unmodelled(given):
         raise error(reason, "a search is made of both")
     plan, cluster = plan_of_given(given, wishes.vocab_size), wishes.cluster()
-    own = estimate_of(given, plan, cluster, _busiest(wishes, given, plan))
+    load = _load(wishes, plan)
+    own = estimate_of(given, plan, cluster, load)
 
     def peak_bytes(rows: Candidates) -> Floats:
-        return memory(plan.shape, own.facts, rows, own.busiest).fullest
+        return memory(plan.shape, own.facts, rows, load.most(rows)).fullest
 
     def seconds(rows: Candidates) -> Floats:
-        return step_time(plan.shape, own.facts, rows, own.hardware, own.busiest).seconds
+        return step_time(plan.shape, own.facts, rows, own.hardware, load.most(rows)).seconds
 
     grid = grid_of(given, plan.shape, plan.layout, cluster)
-    recipe, room = given.loaded.recipe, own.capacity_bytes
-    return Question(recipe, plan.shape, plan.layout, grid, cluster, peak_bytes, seconds, room, own.time_mark)
+    recipe, capacity = given.loaded.recipe, own.verdict.capacity_bytes
+    return Question(recipe, plan.shape, plan.layout, grid, cluster, peak_bytes, seconds, capacity, own.time_mark)
 
 
 def searched(wishes: Wishes) -> Searched:

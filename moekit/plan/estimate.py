@@ -8,13 +8,13 @@ from pathlib import Path
 from moekit.cluster.profile import Cluster
 from moekit.plan.candidates import Candidates, of_run
 from moekit.plan.given import Given
+from moekit.plan.load import Load
 from moekit.plan.memory.model import Memory, memory
+from moekit.plan.memory.verdict import CAPACITY_GIB, GIB, Verdict, verdict
 from moekit.plan.plan import Plan
 from moekit.plan.run import Facts, facts_of
 from moekit.plan.time.hardware import Hardware, hardware
 from moekit.plan.time.step import Budget, StepTime, budget, step_time
-
-CAPACITY_GIB = {"a100": 79.3, "h100": 79.1, "h200": 139.8, "b200": 178.4, "gb200": 184, "b300": 267, "gb300": 277}
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,15 @@ class Estimate:
     facts: Facts
     rows: Candidates
     """The recipe's layout, one row."""
+    load: Load
     busiest: float
-    """Rows of the busiest expert-parallel rank over the mean."""
+    """Rows of the busiest expert-parallel rank over the mean, the most there can be."""
+    least_busiest: float
     memory: Memory
-    capacity_bytes: float
-    """What one GPU has."""
+    verdict: Verdict
     time: StepTime
+    least_time: StepTime
+    """With `least_busiest`: the same as `time` where nothing is left open."""
     run: Budget | None
     """None where the recipe does not say how many steps it has."""
 
@@ -56,7 +59,9 @@ class Estimate:
     @property
     def imbalance_text(self) -> str:
         """How even the experts' ranks are taken to be."""
-        return "" if self.busiest == 1 else f", the busiest expert rank at {self.busiest:.2f} of the mean"
+        if not self.load.text:
+            return ", experts' ranks taken to be even" if self.rows.expert[0] > 1 else ""
+        return f", the busiest expert rank at {self.busiest:.2f} times the mean, {self.load.text}"
 
 
 def unmodelled(given: Given) -> str | None:
@@ -71,7 +76,7 @@ def unmodelled(given: Given) -> str | None:
     return missing and f"memory and time are not modelled: `{missing}` is not set"
 
 
-def estimate_of(given: Given, plan: Plan, cluster: Cluster, busiest: float = 1.0) -> Estimate:
+def estimate_of(given: Given, plan: Plan, cluster: Cluster, load: Load) -> Estimate:
     """Work out a recipe that `unmodelled` says nothing of.
 
     Raises:
@@ -80,7 +85,20 @@ def estimate_of(given: Given, plan: Plan, cluster: Cluster, busiest: float = 1.0
     measured = Path(cluster.shared_root) / "preflight" / f"{cluster.name}.json"
     on = hardware(cluster.gpu, cluster.fabric, cluster.gpus_per_node, measured)
     facts, rows = facts_of(given), of_run(given, plan.shape, plan.layout)
-    held = memory(plan.shape, facts, rows, busiest)
-    time = step_time(plan.shape, facts, rows, on, busiest)
-    run = budget(float(time.seconds[0]), plan.steps, rows.world, cluster.price_per_gpu_hour) if plan.steps else None
-    return Estimate(cluster, on, facts, rows, busiest, held, CAPACITY_GIB[cluster.gpu] * 2.0**30, time, run)
+    most, least = load.most(rows), load.least(rows)
+    held = memory(plan.shape, facts, rows, most)
+    time = step_time(plan.shape, facts, rows, on, most)
+    return Estimate(
+        cluster=cluster,
+        hardware=on,
+        facts=facts,
+        rows=rows,
+        load=load,
+        busiest=float(most[0]),
+        least_busiest=float(least[0]),
+        memory=held,
+        verdict=verdict(held, CAPACITY_GIB[cluster.gpu] * GIB),
+        time=time,
+        least_time=time if (least == most).all() else step_time(plan.shape, facts, rows, on, least),
+        run=budget(float(time.seconds[0]), plan.steps, rows.world, cluster.price_per_gpu_hour) if plan.steps else None,
+    )

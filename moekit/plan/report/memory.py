@@ -45,9 +45,18 @@ def chart_of(estimate: Estimate) -> Chart:
         unit="GiB",
         terms=[parts[place] for place in used],
         bars={name: [bar[place] for place in used] for name, bar in bars.items()},
-        limit=estimate.capacity_bytes / GIB,
+        limit=estimate.verdict.capacity_bytes / GIB,
         limit_name=estimate.cluster.gpu,
     )
+
+
+def verdict_line(estimate: Estimate) -> str:
+    """Whether it fits, and what takes most."""
+    of = estimate.verdict
+    most = ", ".join(f"{term} {size / GIB:,.1f}" for term, size in of.largest[:4])
+    stage = f", of stage {of.stage}," if estimate.rows.pipeline[0] > 1 else ""
+    needed = f"{of.needed_bytes / GIB:,.1f} of {of.capacity_bytes / GIB:,.1f} GiB"
+    return f"  {of.fit}: the fullest GPU{stage} needs {needed} (modelled); most of it {most}"
 
 
 def explained_memory(estimate: Estimate) -> Iterator[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from moekit.plan.flops import per_token
+from moekit.plan.memory.verdict import fit_of
 from moekit.plan.report.table import table
 from moekit.plan.search.best import Found
 from moekit.plan.search.choice import Searched
@@ -21,8 +22,11 @@ def search_lines(found: Searched) -> Iterator[str]:
     where = f"{question.grid.world} {question.target.gpu} of {question.target.name}"
     yield (
         f"{answer.layouts:,} legal layouts on {where} in {found.seconds:.1f} s; {answer.judged:,} worked out, "
-        f"{answer.fitting:,} of them fit {question.room_bytes / 2**30:.1f} GiB"
+        f"{answer.fitting:,} of them fit"
     )
+    room, whole = question.room_bytes / 2**30, question.capacity_bytes / 2**30
+    tight = ", as none needs less: they are tight" if question.is_tight else ""
+    yield f"  fits: needs up to {room:.1f} GiB, {room / whole:.0%} of {whole:.1f}{tight}"
     for what, times in answer.refused.most_common(3):
         yield f"  {times} faster ones are refused by `moekit check`: {what}"
     yield f"  steps are {question.time_mark}, memory modelled; runs of one layout differ by about 5 %"
@@ -40,8 +44,8 @@ def _own_lines(found: Searched) -> Iterator[str]:
     if found.own is None:
         yield "the recipe's own layout is refused by `moekit check`"
     else:
-        fits = "" if found.own.peak_bytes <= found.question.room_bytes else ", which does not fit"
-        yield f"the recipe's own layout: {_cost(found, found.own)}{fits}"
+        fit = fit_of(found.own.peak_bytes, found.question.capacity_bytes)
+        yield f"the recipe's own layout: {_cost(found, found.own)}, {fit}"
 
 
 def _cost(found: Searched, one: Found) -> str:
@@ -73,7 +77,8 @@ def _step_row(found: Searched, step: Step, before: Found | None) -> tuple[str, .
     one = step.found
     to = "" if before is None else f"{one.seconds / before.seconds - 1:+.1%}"
     marks = ["changes training"] * step.changes_training
-    marks += ["does not fit"] * (one.peak_bytes > found.question.room_bytes)
+    fit = fit_of(one.peak_bytes, found.question.capacity_bytes)
+    marks += [fit] * (fit != "fits")
     return ", ".join(step.changes), f"{one.seconds:,.3f}", to, f"{one.peak_bytes / 2**30:.1f}", ", ".join(marks)
 
 
@@ -106,3 +111,32 @@ def _way_lines(found: Searched) -> Iterator[str]:
     if any(found.trains_otherwise(one) for one in found.answer.survivors):
         yield "  `changes training`: balancing evens out the tokens of a micro batch (handbook 3.3); such a layout is"
         yield "  taken only where no other fits"
+
+
+def remedy_lines(found: Sequence[Step], own_seconds: float) -> Iterator[str]:
+    """Single changes with which a layout fits, the cheapest first."""
+    if not found:
+        yield "  no single change makes it fit; `--search` walks all layouts"
+        return
+    yield "  remedies, each alone, as `moekit check` accepts them:"
+    rows = [
+        (
+            ", ".join(step.changes),
+            f"{step.found.seconds / own_seconds - 1:+.1%} time",
+            f"{step.found.peak_bytes / 2**30:.1f} GiB",
+            "changes training" if step.changes_training else "",
+        )
+        for step in _of_each_kind(found)[:_REMEDIES]
+    ]
+    yield from (f"  {line}" for line in table(rows, left=1))
+
+
+_REMEDIES = 6
+
+
+def _of_each_kind(found: Sequence[Step]) -> list[Step]:
+    """The first of the changes of each knob."""
+    kinds: dict[str, Step] = {}
+    for step in found:
+        kinds.setdefault(step.changes[0].partition(" -> ")[0], step)
+    return list(kinds.values())

@@ -34,6 +34,10 @@ def time_lines(plan: Plan, estimate: Estimate) -> Iterator[str]:
         (f"{tokens:,.0f} tokens/s", f"a GPU, {tokens * rows.world:,.0f} in all"),
         (f"{time.exposed[0]:,.3f} s", f"communication that nothing hides, {time.exposed[0] / seconds:.0%} of the step"),
     ]
+    least = float(estimate.least_time.seconds[0])
+    if least != seconds:
+        even = f"at the best placement, where the busiest rank is at {estimate.least_busiest:.2f} of the mean"
+        numbers.insert(1, (f"{least:,.3f} s", even))
     if run is not None:
         whole = f"and {run.gpu_hours:,.0f} GPU-hours for {plan.steps:,} steps, evaluation and restarts apart"
         numbers.append((f"{run.hours:,.1f} hours", whole))

@@ -50,9 +50,15 @@ def of_estimate(found: Estimate | str) -> dict[str, Any]:
     return {
         "cluster": found.cluster.name,
         "gpu": found.cluster.gpu,
-        "busiest_rank_over_mean": found.busiest,
+        "busiest_rank_over_mean": {
+            "most": found.busiest,
+            "least": found.least_busiest,
+            "from": found.load.text or None,
+        },
         "memory_bytes": {
-            "capacity": found.capacity_bytes,
+            "capacity": found.verdict.capacity_bytes,
+            "fit": found.verdict.fit,
+            "fullest_stage": found.verdict.stage,
             **{name: getattr(memory, name)[0, :stages].tolist() for name in ("allocated", "peak", "needed")},
             "terms": {
                 kind: {term: size[0, :stages].tolist() for term, size in getattr(memory, kind).items()}
@@ -61,6 +67,7 @@ def of_estimate(found: Estimate | str) -> dict[str, Any]:
         },
         "step": {
             "seconds": float(time.seconds[0]),
+            "least_seconds": float(found.least_time.seconds[0]),
             "terms": {term: float(size[0]) for term, size in time.terms.items()},
             "micro_batch_seconds": time.stages[0, :stages].tolist(),
             "exposed_communication_seconds": float(time.exposed[0]),

@@ -11,6 +11,7 @@ import numpy as np
 
 from moekit.plan.candidates import Candidates, Flags, Floats
 from moekit.plan.layout import Layout
+from moekit.plan.memory.verdict import TIGHT_SHARE
 from moekit.plan.search.child import child_of
 from moekit.plan.search.grid import KNOBS, RANKS, Grid, Points
 from moekit.plan.search.legal import legal, parallel_legal, savings_legal
@@ -38,10 +39,17 @@ class Question:
     """What the fullest GPU holds. `# (candidate,)`"""
     seconds: Callable[[Candidates], Floats]
     """A step's time. `# (candidate,)`"""
-    room_bytes: float
-    """What a GPU may hold."""
+    capacity_bytes: float
+    """What a GPU has."""
     time_mark: str
     """How sure times are: `calibrated` or `assumed`."""
+    is_tight: bool = False
+    """Whether layouts may need all that a GPU has, where none needs less."""
+
+    @property
+    def room_bytes(self) -> float:
+        """What a layout may need."""
+        return self.capacity_bytes * (1 if self.is_tight else TIGHT_SHARE)
 
     def legal(self, points: Points) -> Flags:
         """Whether each point may be a layout. `# (candidate,)`"""

@@ -93,6 +93,9 @@ def searched(question: Question) -> Searched:
     """
     begin = time.perf_counter()
     answer = search(question)
+    if not answer.fitting:
+        question = replace(question, is_tight=True)
+        answer = search(question)
     if not answer.survivors:
         raise _none(question, answer)
     chosen, grid = _chosen(question, answer), question.grid
