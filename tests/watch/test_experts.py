@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moekit.problems import MoekitError
@@ -292,6 +292,46 @@ def test_ranks_of_a_step_are_taken_together(tmp_path: Path) -> None:
     assert one.norms.mean.tolist() == [1, 3, 1, 4]
     assert (one.flips, one.dropped, one.shared_over_routed, one.zero_routed) == (1 / 20, None, 2, 2)
     assert one.zeros == [0.25, 0.5, 0, None]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 2**32), st.integers(1, 3))
+def test_all_measures_of_random_ranks_against_float64(tmp_path: Path, seed: int, replicas: int) -> None:
+    """EP 2 and its replicas, each with tokens of its own: what is read is of all tokens, never a mean of means."""
+    chooser = np.random.default_rng(seed)
+    norms: list[list[float]] = [[] for _ in range(4)]
+    ratios: list[float] = []
+    flips: list[bool] = []
+    drops: list[bool] = []
+    zeros = np.zeros((4, 2), np.int64)
+    for rank in range(2 * replicas):
+        first, own = 2 * (rank % 2), [chooser.random(chooser.integers(0, 4)) for _ in (0, 1)]
+        for expert, values in enumerate(own):
+            norms[first + expert] += values.tolist()
+        flipped, dropped = chooser.random(chooser.integers(1, 9)) < 0.3, chooser.random(chooser.integers(1, 9)) < 0.2
+        apart, unrouted = chooser.random(chooser.integers(0, 5)), int(chooser.integers(0, 3))
+        some = chooser.integers(0, 5, (2, 2))  # (expert, zero or other)
+        zeros[first : first + 2] += some
+        flips, drops, ratios = [*flips, *flipped], [*drops, *dropped], [*ratios, *apart]
+        record = json.loads(line(5, rank)) | {"experts": [first, first + 1]}
+        record["norms"] = {"rows": [len(one) for one in own], "sum_l2": [float(one.sum()) for one in own], "width": 4}
+        record["flips"] = {"tokens": len(flipped), "flipped": int(flipped.sum())}
+        record["dropped"] = {"assignments": len(dropped), "dropped": int(dropped.sum())}
+        tokens = len(apart) + unrouted
+        record["shared_over_routed"] = {"tokens": tokens, "zero_routed": unrouted, "sum": float(apart.sum())}
+        record["zeros"] = {"zeros": some[:, 0].tolist(), "elements": some.sum(axis=1).tolist()}
+        write(tmp_path, 1, rank, json.dumps(record) + "\n")
+    for path in (tmp_path / "attempts/1/diagnostics").iterdir():
+        if int(path.stem[4:]) >= 2 * replicas:  # of an example before this one
+            path.unlink()
+    found = diagnostics.read(tmp_path, 4).steps[5]["layer_0"]
+    assert found.norms is not None
+    assert found.norms.mean == pytest.approx([np.mean(one) if one else np.nan for one in norms], nan_ok=True)
+    assert found.flips == pytest.approx(np.mean(flips))
+    assert found.dropped == pytest.approx(np.mean(drops))
+    assert found.shared_over_routed == (pytest.approx(np.mean(ratios)) if ratios else None)
+    expected = [zero / (zero + other) if zero + other else None for zero, other in zeros.tolist()]
+    assert found.zeros == (expected if zeros.any() else [])
 
 
 def test_half_a_layer_has_no_norms_and_a_later_attempt_counts(tmp_path: Path) -> None:
