@@ -6,8 +6,7 @@ stands. A watchdog's time-out is printed by every rank that waited, often before
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +23,7 @@ PRECEDENCE: tuple[Tier, ...] = ("root", "event", "unnamed", "echo")
 that no cause knows. `echo`: what ranks say whose other end is gone, and what is said of an end. `drag` is beside them:
 it makes a run slow and does not end it.
 """
+_ORDER: tuple[Tier, ...] = (*PRECEDENCE, "drag")
 UNNAMED = "exception"
 """The cause of an exception that no other knows."""
 
@@ -49,6 +49,10 @@ class Cause:
     """Causes that follow from this one where both are found."""
     when_resumed: bool = False
     """Only of an attempt that others went before: of a first one it is as it should be."""
+    broad: bool = False
+    """What it says may be of others too, which are asked of a line before it."""
+    lasts: bool = False
+    """Training may go on for a while after it, as after a fault of a GPU that others wait for."""
     text: str = ""
     """Of Megatron's own: a part of the message as it stands in its source."""
 
@@ -73,25 +77,20 @@ def causes() -> dict[str, Cause]:
     return found
 
 
-@cache
-def patterns() -> tuple[re.Pattern[bytes], tuple[tuple[str, re.Pattern[bytes]], ...]]:
-    """One expression for all causes, which says whether any is there; and each cause's, by precedence."""
-    order = (*PRECEDENCE, "drag")
-    ordered = sorted((cause for cause in causes().values() if cause.says), key=lambda cause: order.index(cause.tier))
-    texts = [(cause.key, b"|".join(b"(?:%s)" % said.encode() for said in cause.says)) for cause in ordered]
-    every = re.compile(b"|".join(text for _, text in texts))
-    return every, tuple((key, re.compile(text)) for key, text in texts)
+def patterns() -> list[tuple[str, str]]:
+    """Each expression of each cause with its key, in the order in which a line is asked for them."""
+    ordered = sorted(causes().values(), key=lambda cause: (cause.broad, _ORDER.index(cause.tier)))
+    return [(cause.key, said) for cause in ordered for said in cause.says]
 
 
-def first(found: Iterable[tuple[str, int]]) -> list[str]:
+def first(found: Iterable[tuple[str, int]], survived: Collection[str] = ()) -> list[str]:
     """The keys of found causes, each with the line it first stands on, as they are to be told: the first cause first.
 
-    What another explains comes behind all others.
+    What another explains comes behind all others, and what training `survived` behind what it did not.
     """
     known = causes()
     lines = dict(found)
     explained = {
         other for key in lines for other in known[key].explains if other in lines and key not in known[other].explains
     }
-    order = (*PRECEDENCE, "drag")
-    return sorted(lines, key=lambda key: (key in explained, order.index(known[key].tier), lines[key]))
+    return sorted(lines, key=lambda key: (key in explained, key in survived, _ORDER.index(known[key].tier), lines[key]))

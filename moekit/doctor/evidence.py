@@ -113,4 +113,5 @@ def causes_of(logs: Sequence[Log]) -> list[tuple[Log, Hit]]:
     for place, log in enumerate(logs):
         for hit in log.triage.found:
             hits.setdefault(hit.key, (place * _LINES_OF_A_LOG + hit.line_number, log, hit))
-    return [hits[key][1:] for key in first((key, at) for key, (at, _, _) in hits.items())]
+    survived = {key for key, (_, log, hit) in hits.items() if log.triage.went_on(hit)}
+    return [hits[key][1:] for key in first(((key, at) for key, (at, _, _) in hits.items()), survived)]

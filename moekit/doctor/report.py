@@ -20,6 +20,8 @@ _SURE = {"sure": "sure", "likely": "likely", "possible": "possible, not sure"}
 _COVERED = ("aux_blind", "socket", "dead_expert", "z_loss_rise", "loss_not_finite", "experts/norm_")
 """Alerts that a symptom may tell more of."""
 
+_OF_NETWORK = ("nccl_socket", "plugin_missing", "fabric_abi")
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -102,11 +104,16 @@ def _cause(log: Log, hit: Hit, rest: Sequence[tuple[Log, Hit]], world: int, endi
         by.append(_who(hit))
     if waits := log.triage.collectives.sentence(world):
         by.append(waits)
+    if cause.key in _OF_NETWORK and (taken := log.triage.networks.sentence()):
+        by.append(taken)
     if ending:
         by.append(f"exit records: {ending}")
     sure = cause.sure
-    if log.triage.went_on(hit) and cause.tier != "drag":
+    if log.triage.went_on(hit):
         by.append("training went on after it")
+        sure = "possible"
+    elif hit.mild and cause.tier != "drag" and not cause.lasts:
+        by.append("its line is marked a warning")
         sure = "possible"
     follows = [f"{causes()[one.key].cause} ({_lines(one)})" for _, one in rest]
     return Finding(hit.key, cause.cause, sure, by, cause.more, cause.remedy, cause.section, follows=follows)

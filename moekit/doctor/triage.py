@@ -1,40 +1,22 @@
 """A log of any length, read once in constant memory: which causes it names, where first, how often, on which ranks.
 
-Most lines of a log differ from others in their numbers alone, and thousands of ranks say the same: a line without its
-digits is its kind, and a kind is looked at once. A kind whose digits say what it is (`Errno`, Xid) is looked at again.
+Most lines differ from others in their digits alone, and nearly none names a cause: a line without its digits is
+looked at once, many of them together, for texts that causes cannot do without (needles.py). Lines alone that have one
+are judged.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import BinaryIO
 
 from moekit.doctor.causes import UNNAMED, causes, first, patterns
 from moekit.doctor.hang import Collectives
+from moekit.doctor.needles import DIGITS, Needles, needles
+from moekit.doctor.network import SAYS, Networks
 
-TRIGGERS = (
-    b"rror,ailed,rrno,nvalid,not ,must,ignal,nable to,ailure,only ,Xid,nexpected,imed out,device,ismatch,"
-    b"FAILED,DUE TO,requires,oom,peer,atchdog,emory,ocket,lready,connect to,xception,CANCELLED,refused,"
-    b"Requests,gated,retries,equested,Stale,was lost,open files,attribute,file lock,nrecognized,ndefined,"
-    b"Never,exitcode,too long,execve,fallen,RPC,too old,compatib,insufficient,detected,NVIDIA driver,"
-    b"egmentation,out of range,EDAC,terminate,degrade,escheduled,NVSHMEM,aborted,EADDRINUSE,require ,"
-    b"file size,unauthorized,Should,different,locked,quota,overlap_moe,NaN,DeepEP,last completed,issing,"
-    b"nknown,mlx,Please use,Ninja,CUDA GPUs,o space,ouldn,lugin"
-).split(b",")
-"""Short texts of which every cause's messages have one: most lines that are new have none, which is told fast."""
-
-
-def _any_of(words: Iterable[bytes]) -> re.Pattern[bytes]:
-    """An expression that any of them matches; by their first byte, which is three times as fast."""
-    rests: dict[bytes, list[bytes]] = {}
-    for word in words:
-        rests.setdefault(word[:1], []).append(re.escape(word[1:]))
-    return re.compile(b"|".join(re.escape(one) + b"(?:" + b"|".join(rest) + b")" for one, rest in rests.items()))
-
-
-_TRIGGER = _any_of(TRIGGERS)
 _BLOCK_BYTES = 1 << 20
 _LONGEST_LINE = 1 << 14
 """Bytes of a line that are looked at; a log may have lines of megabytes."""
@@ -43,21 +25,24 @@ _LONGEST_KIND = 256
 """Bytes; longer ones are not remembered, so that memory stays bounded."""
 _MOST_RANKS = 1 << 16
 _MOST_HOSTS = 64
-_DIGITS = b"0123456789"
-_BY_NUMBER = _any_of(
-    b"Errno,Received,Xid,Client Error,ignal,exitcode,code: ,RC:,FAILED,Libfabric,GLIBC,CXXABI,FABRIC".split(b",")
-)
-"""Kinds whose digits say what they are."""
-_EXCEPTION = re.compile(
-    rb"^(?:\[rank\d+\]: ?|\d+: ?|\[\w+\]: ?)*(?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception)(?:: |$)"
-)
-_RANK = re.compile(rb"\[rank(\d+)\]|\[Rank (\d+)\]|\bRank (\d+)[\],]|\bon rank (\d+)\b|^(\d+): ")
+_EXCEPTION = r"(?:^|[\])]:? ?|: |\| )(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: |$)"
+_RANK = re.compile(rb"\[rank(\d+)\]|\[Rank (\d+)\]|\bRank (\d+)[\],:]|\bon rank (\d+)\b")
+_NAMED_WITHIN = 400
+"""Bytes of a line in which its rank and its host are looked for."""
 _HOST = re.compile(
-    rb"^(?:\d+: )?([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] NCCL"
-    rb"|slurmstepd-([\w.-]+): error|node ([\w.-]+), device"
+    rb"(?<![\w.-])([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] |slurmstepd-([\w.-]+): error|node:? ([\w.-]+), (?:device|gpu)"
+    rb"|srun: error: ([\w.-]+): task|(?<![\w.-])([\w.-]+) kernel: |[Nn]ode failure on ([\w.-]+)"
+    rb"|[Nn]ode ([\w.-]+) not responding"
 )
+_MILD = re.compile(rb"(?:^|[\s\[:(])(?:W\d|W \w+\.|WARN(?:ING)?\b|[Ww]arning\b|\w+Warning\b|INFO\b|DEBUG\b|NOTE\b)")
+"""What marks a line as no failure."""
+_RETRIED = re.compile(rb"[Rr]etry(?:ing)? (?:in )?\d|, retry|[Rr]etrying\b|thrown while requesting|[Aa]ttempt \d+ of ")
+"""What says that it is tried again; where it fails in the end, another line says so."""
 _PROGRESS = b" elapsed time per iteration "
 """In the line that Megatron prints of a step (megatron/training/training.py, `training_log`)."""
+_NETWORK = "network"
+"""No cause, but which network a node took."""
+_WAITS = ("watchdog_timeout", "watchdog_report", "gloo_timeout")
 
 
 @dataclass
@@ -73,6 +58,8 @@ class Hit:
     """Lines that say so."""
     ranks: set[int] = field(default_factory=set)
     hosts: dict[str, None] = field(default_factory=dict)
+    mild: bool = True
+    """Whether each of them is marked a warning."""
 
 
 @dataclass
@@ -85,29 +72,23 @@ class Triage:
     """The last line on which a step was logged; 0 for none."""
     hits: dict[str, Hit] = field(default_factory=dict)
     collectives: Collectives = field(default_factory=Collectives)
+    networks: Networks = field(default_factory=Networks)
 
     @property
     def found(self) -> list[Hit]:
-        """The causes as they are to be told, the first cause first; without exceptions that training went on after."""
-        kept = {key: hit for key, hit in self.hits.items() if not (key in _PASSING and self.went_on(hit))}
-        return [kept[key] for key in first((key, hit.line_number) for key, hit in kept.items())]
+        """The causes as they are to be told, the first cause first; without those that training passed over."""
+        kept = {key: hit for key, hit in self.hits.items() if not self._passed(hit)}
+        lines = ((key, hit.line_number) for key, hit in kept.items())
+        return [kept[key] for key in first(lines, {key for key, hit in kept.items() if self.went_on(hit)})]
 
     def went_on(self, hit: Hit) -> bool:
-        """Whether steps were logged after the last line that says so."""
-        return self.last_progress > hit.last_line_number
+        """Whether steps were logged after the last line that says so, of what would have ended them at once."""
+        cause = causes()[hit.key]
+        return self.last_progress > hit.last_line_number and cause.tier != "drag" and not cause.lasts
 
-
-_PASSING = (
-    UNNAMED,
-    "hub_rate_limit",
-    "hub_unreachable",
-    "database_locked",
-    "hub_auth",
-    "nccl_remote",
-    "cache_race",
-    "missing_file",
-)
-"""What may be caught and tried again."""
+    def _passed(self, hit: Hit) -> bool:
+        """Whether it may have been a warning, or be caught and tried again, and training went on."""
+        return self.went_on(hit) and (hit.mild or causes()[hit.key].tier in ("unnamed", "echo"))
 
 
 def read_log(stream: BinaryIO, resumed: bool = False) -> Triage:
@@ -127,64 +108,84 @@ def read_log(stream: BinaryIO, resumed: bool = False) -> Triage:
     return reader.triage
 
 
+@cache
+def _expressions() -> tuple[Needles, Needles, tuple[tuple[str, re.Pattern[bytes]], ...]]:
+    """Where to look, where digits say what a line is, and what to look for.
+
+    That is causes in their order, an exception that none names, and lines of the network.
+    """
+    texts = [*patterns(), (UNNAMED, _EXCEPTION), *((_NETWORK, said) for said in SAYS)]
+    by_number = [text for _, text in texts if re.search(r"\d|\\d", text)]
+    each = tuple((key, re.compile(text.encode())) for key, text in texts)
+    return needles([text for _, text in texts]), needles(by_number), each
+
+
 class _Reader:
     def __init__(self, triage: Triage, resumed: bool) -> None:
         self.triage = triage
         self._resumed = resumed
         self._dull: set[bytes] = set()
-        """Kinds that name no cause."""
-        self._telling: dict[bytes, str] = {}
-        """The causes of those that do."""
-        self._every, self._each = patterns()
+        """Lines without their digits that name no cause, whatever their digits are."""
+        self._known: dict[bytes, str] = {}
+        """Of those that do, the cause, where digits do not matter."""
+        self._needles, self._by_number, self._each = _expressions()
 
     def take(self, block: bytes) -> None:
         """Whole lines."""
-        before = self.triage.lines
-        kinds = block.translate(None, _DIGITS).split(b"\n")
-        if not self._dull.issuperset(kinds):
-            if len(self._dull) + len(self._telling) > _MOST_KINDS:
-                self._dull.clear()
-                self._telling.clear()
-            for at, (kind, line) in enumerate(zip(kinds, block.split(b"\n"), strict=True), before + 1):
-                if kind not in self._dull and (key := self._cause(kind, line[:_LONGEST_LINE])):
-                    self._hit(key, line[:_LONGEST_LINE], at)
-        self.triage.lines = before + len(kinds) - 1
+        kinds = block.translate(None, DIGITS).split(b"\n")
+        new = set(kinds) - self._dull
+        if new and (telling := self._needles.kinds(new)):
+            new -= telling
+            lines = enumerate(zip(kinds, block.split(b"\n"), strict=True), self.triage.lines + 1)
+            for number, kind, line in [(number, kind, line) for number, (kind, line) in lines if kind in telling]:
+                if key := self._cause(kind, line[:_LONGEST_LINE]):
+                    self._hit(key, line[:_LONGEST_LINE], number)
+        if len(self._dull) + len(self._known) > _MOST_KINDS:
+            self._dull.clear()
+            self._known.clear()
+        self._dull.update(kind for kind in new if len(kind) <= _LONGEST_KIND)
+        self.triage.lines += len(kinds) - 1
         if (progress := block.rfind(_PROGRESS)) >= 0:
             self.triage.last_progress = self.triage.lines - block.count(b"\n", progress) + 1
 
     def _cause(self, kind: bytes, line: bytes) -> str:
-        """The cause that a line names; empty for none."""
-        known = self._telling.get(kind)
-        if known is not None:
-            return known
+        """What a line names; empty for none."""
+        key = self._known.get(kind)
+        if key is not None:
+            return key
         key = self._judge(line)
-        if len(kind) <= _LONGEST_KIND and not _BY_NUMBER.search(kind):
-            if key:
-                self._telling[kind] = key
-            else:
+        if len(kind) <= _LONGEST_KIND and not self._by_number.without_digits.search(kind):
+            self._known[kind] = key
+            if not key:
                 self._dull.add(kind)
         return key
 
     def _judge(self, line: bytes) -> str:
-        if _TRIGGER.search(line) and self._every.search(line):
-            for key, pattern in self._each:
-                if pattern.search(line):
-                    return "" if causes()[key].when_resumed and not self._resumed else key
-        return UNNAMED if (b"Error" in line or b"Exception" in line) and _EXCEPTION.match(line) else ""
+        for candidate in self._needles.within(line):
+            key, pattern = self._each[candidate]
+            if pattern.search(line):
+                if _RETRIED.search(line):
+                    return ""
+                return key if key not in causes() or self._resumed or not causes()[key].when_resumed else ""
+        return ""
 
     def _hit(self, key: str, line: bytes, number: int) -> None:
+        self.triage.networks.take(line)
+        if key == _NETWORK:
+            return
         hit = self.triage.hits.get(key)
         if hit is None:
             text = line.decode("utf-8", "replace").strip()
             hit = self.triage.hits[key] = Hit(key, number, text[:400], number)
         hit.count += 1
         hit.last_line_number = number
+        hit.mild = hit.mild and bool(_MILD.search(line)) and b"NCCL WARN" not in line
         rank = -1
-        if (found := _RANK.search(line)) and found.lastindex:
+        if (found := _RANK.search(line, 0, _NAMED_WITHIN)) and found.lastindex:
             rank = int(found[found.lastindex])
             if len(hit.ranks) < _MOST_RANKS:
                 hit.ranks.add(rank)
-        if (host := _HOST.search(line)) and host.lastindex and len(hit.hosts) < _MOST_HOSTS:
+        if len(hit.hosts) < _MOST_HOSTS and (host := _HOST.search(line, 0, _NAMED_WITHIN)) and host.lastindex:
             hit.hosts.setdefault(host[host.lastindex].decode(errors="replace"))
-        if key in ("watchdog_timeout", "watchdog_report", "gloo_timeout"):
+        if key in _WAITS:
             self.triage.collectives.take(line, rank)

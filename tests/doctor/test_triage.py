@@ -14,7 +14,7 @@ import yaml
 from moekit.doctor.causes import PRECEDENCE, causes
 from moekit.doctor.evidence import Log
 from moekit.doctor.report import of_logs
-from moekit.doctor.triage import TRIGGERS, Triage, read_log
+from moekit.doctor.triage import Triage, read_log
 from moekit.recipe.load import sections
 
 DATA = Path(__file__).parent / "data"
@@ -225,7 +225,6 @@ def test_a_cause_is_whole(cause: Any) -> None:
         assert not text.endswith(".")
     for said in cause.says:
         re.compile(said.encode())
-        assert any(trigger.decode() in said for trigger in TRIGGERS), f"no trigger is in {said}"
     names = {f"{section}.{name}" for section, cls in sections() for name in cls.__annotations__}
     for section, field in re.findall(r"`([a-z]+)\.([a-z_0-9]+)[:`]", f"{cause.more} {cause.remedy}"):
         assert f"{section}.{field}" in names
