@@ -50,11 +50,8 @@ def of_estimate(found: Estimate | str) -> dict[str, Any]:
     return {
         "cluster": found.cluster.name,
         "gpu": found.cluster.gpu,
-        "busiest_rank_over_mean": {
-            "most": found.busiest,
-            "least": found.least_busiest,
-            "from": found.load.text or None,
-        },
+        "busiest_rank_over_mean": {"most": found.busiest, "least": found.least_busiest},
+        "load": found.load.text or None,
         "memory_bytes": {
             "capacity": found.verdict.capacity_bytes,
             "fit": found.verdict.fit,
