@@ -47,7 +47,7 @@ def first_cause(triage: Triage) -> str:
     return triage.found[0].key if triage.found else ""
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["cause"])
+@pytest.mark.parametrize("case", CASES, ids=[f"{at}-{case['cause']}" for at, case in enumerate(CASES)])
 def test_a_log_with_a_cause_says_it(case: dict[str, Any]) -> None:
     """It ends the training, so the steps are before it; what comes after are timers and the like."""
     triage = read(log_with(case["lines"], LINES), case.get("resumed", False))
@@ -59,9 +59,10 @@ def test_a_log_with_a_cause_says_it(case: dict[str, Any]) -> None:
 
 
 def test_the_cases_are_many_and_public() -> None:
-    assert len({case["cause"] for case in CASES}) == len(CASES) >= 60
     assert {case["cause"] for case in CASES} == set(causes()) - {"watchdog_report"}  # comes with a time-out
-    assert sum("#" in case["from"] for case in CASES) >= 30
+    public = sum("#" in case["from"] for case in CASES)
+    print(f"{public} of {len(CASES)} cases are public, of {len(causes())} causes")
+    assert public * 2 >= len(CASES) >= 60
     assert sum(len(line) for line in noise()) > 500_000
 
 
