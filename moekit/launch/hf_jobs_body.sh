@@ -48,6 +48,7 @@ bring_past() {
         step=$(<"$kept/checkpoints/$TRACKER")
         printf -v folder 'iter_%07d' "$step"
         say "bringing the checkpoint of step $step"
+        oldest=$folder
         cp -r "$kept/checkpoints/$folder" "$run/checkpoints/"
         cp "$kept/checkpoints/$TRACKER" "$run/checkpoints/"
     fi
@@ -71,10 +72,27 @@ keep() {
     cp -r "$run/checkpoints/$folder" "$kept/checkpoints/" || return
     cp "$run/checkpoints/$TRACKER" "$kept/checkpoints/" || return
     say "the checkpoint of step $step is in the bucket"
+    prune
+}
+
+# What the run itself no longer has, of what this Job brought or made: `checkpoint.keep_last` holds for the bucket too.
+prune() {
+    local old
+    for old in "$kept"/checkpoints/iter_*; do
+        if [[ ! ${old##*/} < $oldest && ! -d $run/checkpoints/${old##*/} ]]; then
+            rm -r "$old" || true
+        fi
+    done
 }
 
 keep_going() {
-    while sleep "$KEEP_EVERY_S"; do
+    local pause
+    # what is being copied when this is told to end, is copied to its end
+    trap 'kill "$pause" 2>/dev/null; exit 0' TERM
+    while :; do
+        sleep "$KEEP_EVERY_S" &
+        pause=$!
+        wait "$pause" || true
         keep || say "the bucket did not take the last checkpoint yet"
     done
 }
@@ -98,6 +116,7 @@ train() {
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$2 bucket=$3
 run=$root/runs/$1 kept=$bucket/runs/$1
+oldest=iter_0000000
 TRACKER=latest_checkpointed_iteration.txt
 mapfile -t paths <"$here/bring.list"
 mapfile -t megatron <"$here/megatron.list"
@@ -112,5 +131,6 @@ keep_going &
 keeper=$!
 train
 kill "$keeper" 2>/dev/null || true
+wait "$keeper" || true
 keep || { say "the bucket lacks the last checkpoint"; ((code)) || code=1; }
 exit "$code"

@@ -1,0 +1,291 @@
+"""Runs where there is no Slurm: the body on several nodes, and what SkyPilot and Kubernetes are given."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from moekit.cluster.profile import Cluster, find_cluster
+from moekit.launch import elsewhere, hf_jobs
+from moekit.problems import MoekitError
+from moekit.recipe.load import Loaded, load
+from tests.launch import documented
+
+ROOT = Path(__file__).parents[2]
+AWS = find_cluster("aws-p5")
+
+TRAINER = """#!/bin/bash
+# in place of python: retry.py and agree.py run, torchrun's words are written down
+if [[ $1 == *.py ]]; then exec @PYTHON@ "$@"; fi
+printf '%s\\n' "$@" >"argv.$RANK_OF"
+echo "rank $RANK_OF: attempt $MOEKIT_ATTEMPT, $A_NAME, $LD_LIBRARY_PATH, $PYTHONPATH"
+mkdir -p attempts/$MOEKIT_ATTEMPT/exit
+[[ -z $SLEEPS ]] || { trap 'echo told to end; exit 3' TERM; touch asleep; while :; do sleep 0.05; done; }
+echo '{"code": 0, "reason": "", "time": 1}' >"attempts/$MOEKIT_ATTEMPT/exit/rank$RANK_OF.json"
+exit "${CODE:-0}"
+"""
+HOSTILE = "it's\"$(touch${IFS}p)`p`;é"
+
+
+@pytest.fixture
+def two_nodes(tmp_path: Path, recipe_of: Callable[..., Loaded]) -> tuple[Path, dict[str, str]]:
+    """The files of a run of two nodes, and an environment whose python only writes down what it was asked."""
+    text = f"parallel: {{gpus: 2, expert_model: 2}}\nruntime: {{environment: {{A_NAME: {json.dumps(HOSTILE)}}}}}\n"
+    cluster = Cluster(
+        name="two",
+        gpus_per_node=1,
+        gpu="h100",
+        fabric="efa",
+        container="none",
+        shared_root=str(tmp_path / "shared"),
+        library_path=("/opt/a", "/opt/b"),
+    )
+    files = tmp_path / "files"
+    for name, content in elsewhere.node_files(recipe_of(text), "mine", cluster).items():
+        (files / name).parent.mkdir(parents=True, exist_ok=True)
+        (files / name).write_text(content)
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(TRAINER.replace("@PYTHON@", sys.executable))
+    python.chmod(0o755)
+    return files, {"PATH": f"{python.parent}:{os.environ['PATH']}", "SLEEPS": "", "LD_LIBRARY_PATH": "/image"}
+
+
+def start(files: Path, env: dict[str, str], node: int, nodes: int = 2, **more: str) -> subprocess.Popen[str]:
+    run = files.parent / "shared" / "runs" / "mine"
+    return subprocess.Popen(
+        ["bash", str(files / "node.sh"), str(run), str(node), str(nodes), "127.0.0.1"],
+        env={**env, "RANK_OF": str(node), **more},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_two_nodes_begin_together_and_go_on(two_nodes: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    files, env = two_nodes
+    run = tmp_path / "shared" / "runs" / "mine"
+    for attempt in ("1", "2"):
+        second = start(files, env, 1)
+        time.sleep(0.3)
+        first = start(files, env, 0)
+        (one, _), (other, _) = first.communicate(timeout=60), second.communicate(timeout=60)
+        assert (first.returncode, second.returncode) == (0, 0), one + other
+        line = f"attempt {attempt}, {HOSTILE}, /opt/a:/opt/b:/image, {run}/job\n"
+        assert f"rank 0: {line}" in one
+        assert (run / "attempts" / attempt / "node1.log").read_text() == f"rank 1: {line}"
+        assert f"rank 0: {line}" in (run / "attempts" / attempt / "train.log").read_text()
+        assert json.loads((run / "attempts" / attempt / "end.json").read_text())["kind"] == "ended"
+        for node in (0, 1):
+            words = (run / f"argv.{node}").read_text().splitlines()
+            assert words[:4] == ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+            assert f"--node-rank={node}" in words
+            assert "--rdzv-endpoint=127.0.0.1:29511" in words
+            assert words[words.index("job/entry.py") + 1 :] == (run / "argv.first").read_text().splitlines()
+    assert not (tmp_path / "p").exists()
+
+
+def test_another_recipes_run_stays(two_nodes: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    files, env = two_nodes
+    run = tmp_path / "shared" / "runs" / "mine"
+    run.mkdir(parents=True)
+    (run / "recipe.yaml").write_text("summary: another\n")
+    process = start(files, env, 0, nodes=1)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "is a run of another recipe: give this one another name with --name" in said
+    assert sorted(path.name for path in run.iterdir()) == ["recipe.yaml"]
+
+
+def test_a_signal_is_handed_on(two_nodes: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    files, env = two_nodes
+    process = start(files, env, 0, nodes=1, SLEEPS="y")
+    run = tmp_path / "shared" / "runs" / "mine"
+    deadline = time.monotonic() + 30
+    while not (run / "asleep").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)
+    assert "told to end" in said
+    assert process.returncode == 3
+    assert (run / "attempts" / "1" / "end.json").is_file()
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_job_keeps_what_it_made_in_the_bucket(
+    two_nodes: tuple[Path, dict[str, str]], tmp_path: Path, trained: bool
+) -> None:
+    """`hf_job.sh`, with a folder in place of the mounted bucket."""
+    files, env = two_nodes
+    (files / "hf_job.sh").write_text((ROOT / "moekit" / "launch" / "hf_jobs_body.sh").read_text())
+    (files / "megatron.list").write_text("")
+    (files / "bring.list").write_text("data/da.ta\ntokenizers/t\n")
+    bucket, root = tmp_path / "bucket", tmp_path / "disk"
+    (bucket / "data" / "da.ta").mkdir(parents=True)
+    (bucket / "tokenizers" / "t").mkdir(parents=True)
+    (bucket / "data" / "da.ta" / "data-args.txt").write_text("0.5 /fsx/m/data/da.ta/a 0.5 /fsx/m/data/da.ta/b\n")
+    (bucket / "data" / "da.ta" / "data-args.json").write_text('{"train": ["/fsx/m/data/da.ta/a"]}\n')
+    if trained:  # by an earlier Job
+        (bucket / "runs/mine/checkpoints/iter_0000020").mkdir(parents=True)
+        (bucket / "runs/mine/attempts/1").mkdir(parents=True)
+        (bucket / "runs/mine/checkpoints/iter_0000040").mkdir(parents=True)
+        (bucket / "runs/mine/checkpoints/latest_checkpointed_iteration.txt").write_text("40")
+        shutil.copy(files / "recipe.yaml", bucket / "runs/mine/recipe.yaml")
+    checkpoint = root / "runs/mine/checkpoints"
+    trainer = tmp_path / "bin" / "python"
+    saves = f"rm -rf {checkpoint}/iter_0000040; mkdir -p {checkpoint}/iter_0000060\necho w >{checkpoint}/iter_0000060/w\nprintf 60 >{checkpoint}/latest_"
+    trainer.write_text(trainer.read_text().replace('exit "${CODE', saves + 'checkpointed_iteration.txt\nexit "${CODE'))
+    words = ["bash", str(files / "hf_job.sh"), "mine", str(root), str(bucket)]
+    done = subprocess.run(words, env={**env, "RANK_OF": "0"}, capture_output=True, text=True, timeout=60)
+    kept = bucket / "runs" / "mine"
+    attempts = ["1", "2"] if trained else ["1"]
+    assert sorted(path.name for path in (kept / "attempts").iterdir()) == attempts, done.stderr + done.stdout
+    assert (root / "data/da.ta/data-args.txt").read_text() == f"0.5 {root}/data/da.ta/a 0.5 {root}/data/da.ta/b\n"
+    assert json.loads((root / "data/da.ta/data-args.json").read_text()) == {"train": [f"{root}/data/da.ta/a"]}
+    if trained:
+        assert "bringing the checkpoint of step 40" in done.stderr
+    assert "rank 0: attempt" in (kept / "attempts" / attempts[-1] / "train.log").read_text()
+    assert (kept / "checkpoints/latest_checkpointed_iteration.txt").read_text() == "60"
+    # what the run prunes is pruned there; what was there before stays
+    old = ["iter_0000020"] if trained else []
+    assert sorted(path.name for path in (kept / "checkpoints").glob("iter_*")) == [*old, "iter_0000060"]
+    assert (kept / "checkpoints/iter_0000060/w").read_text() == "w\n"
+    assert (kept / "recipe.yaml").read_text() == (files / "recipe.yaml").read_text()
+
+
+def test_a_bucket_that_lacks_something(two_nodes: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    files, env = two_nodes
+    (files / "hf_job.sh").write_text((ROOT / "moekit" / "launch" / "hf_jobs_body.sh").read_text())
+    (files / "megatron.list").write_text("")
+    (files / "bring.list").write_text("data/gone\n")
+    words = ["bash", str(files / "hf_job.sh"), "mine", str(tmp_path / "disk"), str(tmp_path)]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "hf_job.sh: the bucket has no data/gone\n")
+
+
+def test_bodies_are_clean_bash() -> None:
+    scripts = sorted((ROOT / "moekit" / "launch").glob("*.sh"))
+    assert len(scripts) == 2
+    assert subprocess.run(["shellcheck", *scripts], capture_output=True, text=True).stdout == ""
+
+
+# What is written for others
+
+
+def kubernetes(loaded: Loaded, name: str = "mine") -> tuple[dict, dict, dict]:
+    files = elsewhere.kubernetes_files(loaded, name, AWS, "r.io/moe:1", "fsx-claim")
+    config, service, job = yaml.safe_load_all(files["run.yaml"])
+    return config, service, job
+
+
+def test_kubernetes_is_given_what_it_documents(recipe_of: Callable[..., Loaded]) -> None:
+    loaded = recipe_of("parallel: {gpus: 16}\nruntime: {secrets: [MY_KEY], time_limit_min: 30}\n")
+    config, service, job = kubernetes(loaded)
+    for manifest in (config, service, job):
+        jsonschema.Draft7Validator(documented.KUBERNETES[manifest["kind"]]).validate(manifest)
+    assert config["data"] | {} == {
+        name.replace("/", "."): text for name, text in elsewhere.node_files(loaded, "mine", AWS).items()
+    }
+    assert len(json.dumps(config)) < 1 << 20  # a ConfigMap's most
+    assert service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
+    spec = job["spec"]
+    assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (2, 2, "Indexed")
+    assert spec["activeDeadlineSeconds"] == 1800
+    pod = spec["template"]["spec"]
+    assert pod["subdomain"] == service["metadata"]["name"] == "mine"
+    (container,) = pod["containers"]
+    run = "/fsx/moekit/runs/mine"
+    assert container["command"] == ["bash", "/moekit-run/node.sh", run, "$(JOB_COMPLETION_INDEX)", "2", "mine-0.mine"]
+    assert container["env"][1] == {
+        "name": "MY_KEY",
+        "valueFrom": {"secretKeyRef": {"name": "moekit-secrets", "key": "MY_KEY"}},
+    }
+    items = {item["path"]: item["key"] for item in pod["volumes"][0]["configMap"]["items"]}
+    assert items["job/entry.py"] == "job.entry.py"
+    assert set(items.values()) == set(config["data"])
+
+
+@pytest.mark.parametrize("name", ["mine", "First_Moe.2", "a" * 100, "9lives", "_x", "First-Moe-2"])
+def test_names_that_kubernetes_takes(name: str) -> None:
+    called = elsewhere.kubernetes_name(name)
+    assert documented.DNS_LABEL.fullmatch(f"{called}-127"), called
+    assert (called == name) is (name == "mine")
+
+
+def test_names_stay_apart() -> None:
+    names = ["First_Moe", "first-moe", "first.moe", "first_moe", "a" * 99, "a" * 100]
+    assert len({elsewhere.kubernetes_name(name) for name in names}) == len(names)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_skypilot_is_given_what_it_documents(recipe_of: Callable[..., Loaded], nodes: int) -> None:
+    loaded = recipe_of(f"parallel: {{gpus: {8 * nodes}}}\nruntime: {{secrets: [MY_KEY]}}\n")
+    files = elsewhere.skypilot_files(loaded, "mine", AWS, "r.io/moe:1", "fsx")
+    task = yaml.safe_load(files["task.yaml"])
+    jsonschema.Draft7Validator(documented.SKYPILOT).validate(task)
+    assert (task["num_nodes"], task["resources"]["accelerators"]) == (nodes, "H100:8")
+    assert task["resources"]["image_id"] == "docker:r.io/moe:1"
+    assert task["secrets"] == {"MY_KEY": None}
+    assert task["volumes"] == {"/fsx/moekit": "fsx"}
+    script = f"bash() {{ printf '%s\\n' \"$@\"; }}\n{task['run'].replace('exec bash', 'bash')}"
+    env = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2"}
+    done = subprocess.run(["bash", "-c", script], env={**os.environ, **env}, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["node.sh", "/fsx/moekit/runs/mine", "1", "2", "10.0.0.1"]
+
+
+def test_values_reach_no_shell(recipe_of: Callable[..., Loaded]) -> None:
+    loaded = recipe_of(f"runtime: {{environment: {{A_NAME: {json.dumps(HOSTILE)}}}}}\n")
+    _, _, job = kubernetes(loaded)
+    assert "touch" not in json.dumps(job)
+    files = elsewhere.skypilot_files(loaded, "mine", AWS, "r.io/moe:1", "fsx")
+    assert "touch" not in files["task.yaml"]
+
+
+def test_an_image_is_a_registrys() -> None:
+    assert elsewhere.image_of(AWS, "docker://nvcr.io#nvidia/pytorch:26.06-py3") == "nvcr.io/nvidia/pytorch:26.06-py3"
+    with pytest.raises(MoekitError) as refused:
+        elsewhere.image_of(AWS, None)
+    assert "the profile's is a file: /fsx/moekit/images/pytorch-26.06-efa.sqsh" in str(refused.value)
+
+
+def launch(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    env = {"PATH": "/nowhere", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "moekit", "launch", "first_moe", *words]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
+
+
+def test_the_command_writes_and_starts_nothing(tmp_path: Path) -> None:
+    given = ("--profile", "aws-p5", "--volume", "fsx", "--image", "r.io/moe:1")
+    done = launch(tmp_path, "--on", "kubernetes", *given, "--dry-run=k")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "1 files in k; in that folder, `kubectl apply -f run.yaml` starts it\n"
+    assert [path.name for path in (tmp_path / "k").iterdir()] == ["run.yaml"]
+    sky = launch(tmp_path, "--on", "skypilot", *given, "--dry-run=s")
+    assert sky.stderr.endswith("in that folder, `sky launch task.yaml` starts it\n")
+    assert {"task.yaml", "node.sh", "job"} <= {path.name for path in (tmp_path / "s").iterdir()}
+    assert launch(tmp_path, "--on", "skypilot", *given, "--dry-run").stdout.count("==> task.yaml <==") == 1
+    for words, said in (
+        (("--on", "kubernetes", *given), "moekit does not start runs on kubernetes itself"),
+        (("--on", "skypilot", "--profile", "aws-p5", "--dry-run"), "no `--volume` says what holds /fsx/moekit"),
+        (("--on", "docker", "--flavor", "h200x8"), "are about jobs of the Hub"),
+        (("--on", "hf-jobs"), "no `--flavor` says on which machine"),
+        (("--on", "hf-jobs", "--flavor", "h200x8", "--probe"), "`--probe` counts GPUs and trains no recipe"),
+    ):
+        refused = launch(tmp_path, *words)
+        assert refused.returncode == 1
+        assert said in refused.stderr
+
+
+def test_the_jobs_files_are_the_same_every_time(recipe_of: Callable[..., Loaded]) -> None:
+    cluster = hf_jobs.cluster_of("h200x8", hf_jobs.IMAGE)
+    assert hf_jobs.job_files(load("first_moe"), "a", cluster) == hf_jobs.job_files(load("first_moe"), "a", cluster)
