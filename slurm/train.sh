@@ -34,7 +34,7 @@ ask() {
 
 # Put this job back into the queue, to start on other nodes than those named, if any are. Slurm ends this shell for it.
 requeue() {
-    local state
+    local state stays=1
     trap '' TERM INT HUP USR1 USR2
     # A job that is being cancelled would come back; one that is preempted comes back by itself.
     state=$(squeue --noheader --job="$SLURM_JOB_ID" --format=%T) || state=unknown
@@ -42,7 +42,11 @@ requeue() {
         echo "job $SLURM_JOB_ID is $state: Slurm decides what becomes of it"
         exit "${MOEKIT_CODE:-1}"
     fi
+    # Nodes that were refused have cost nothing: that job begins anew though a node's failure would end it.
+    ! grep -q '^#SBATCH --no-requeue' job.sbatch || stays=0
+    ((stays)) || scontrol update "JobId=$SLURM_JOB_ID" Requeue=1 || true
     scontrol requeue "$SLURM_JOB_ID" || fail "the job cannot go back into the queue: moekit resume $(basename "$PWD") goes on"
+    ((stays)) || scontrol update "JobId=$SLURM_JOB_ID" Requeue=0 || true
     if [[ -n $1 ]]; then
         scontrol update "JobId=$SLURM_JOB_ID" "ExcNodeList=$1" || true # else its next start moves on
     fi

@@ -46,7 +46,7 @@ def install(folder: Path, srun: str = "/usr/bin/srun") -> Path:
 
 
 def be(folder: Path, **machine: Any) -> None:
-    """Say what is wrong, by node: `slow`, `inside`, `wrong`, `diag`, `gpus`, `network`; and `settings` by `NAME=VALUE`."""
+    """What is wrong, by node: `slow`, `inside`, `wrong`, `diag`, `gpus`, `network`; and `settings`, by `NAME=VALUE`."""
     (folder / "machine.json").write_text(json.dumps(machine))
 
 

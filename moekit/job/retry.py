@@ -97,12 +97,17 @@ def decide(attempts: Sequence[Attempt], facts: Facts, checkpoint: int, nodes: Se
     if last:
         onward = f"attempt {last.number} ended at step {last.step:,}: {last.ending.sentence}; {onward}"
     if here := [node for node in exclude if node in nodes]:
-        if facts.requeue:
+        if facts.requeue or _is_refused(last):
             return Decision("move", f"{onward}, on other nodes than {', '.join(here)}", checkpoint, exclude)
         onward += f", on {', '.join(here)} again, which is under suspicion"
     elif exclude:
         onward += f", without {', '.join(exclude)}"
     return Decision("resume" if checkpoint else "first", onward, checkpoint, exclude)
+
+
+def _is_refused(last: Attempt | None) -> bool:
+    """Whether an attempt ended before it trained: its job goes back into the queue, whatever the recipe says."""
+    return last is not None and last.ending.kind == "refused"
 
 
 def first_node(attempts: Sequence[Attempt], nodes: Sequence[str]) -> int:
@@ -210,7 +215,7 @@ def end(run: Path, code: int, nodes: Sequence[str]) -> list[str]:
     decision = decide(attempts, facts, found.step)
     _record(run, decision, nodes)
     _say(decision.sentence)
-    if not (decision.goes_on and facts.requeue) or (folder / "cancelled").exists():
+    if not (decision.goes_on and (facts.requeue or how.kind == "refused")) or (folder / "cancelled").exists():
         stopped = decision.action == "stop"
         return ["exit", "0" if how.kind == "ended" and not stopped else str(code or int(stopped))]
     return ["requeue", ",".join(decision.exclude)]

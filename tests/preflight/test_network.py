@@ -98,7 +98,8 @@ def test_what_is_no_fallback() -> None:
         ),
         ("NCCL WARN NET/OFI No eligible providers were found", "the plug-in found no provider for the fabric"),
         (
-            "NCCL INFO NET/Plugin: dlerror=libfabric.so.1: version `FABRIC_1.7' not found No plugin found (libnccl-net)",
+            "NCCL INFO NET/Plugin: dlerror=libfabric.so.1: version `FABRIC_1.7' not found. "
+            "No plugin found (libnccl-net)",
             "version FABRIC_1.7 is missing in libfabric.so.1; the plug-in libnccl-net is not found",
         ),
         ("NCCL INFO NET/IB : No device found.", "NCCL found no InfiniBand device"),

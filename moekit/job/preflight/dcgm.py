@@ -66,7 +66,9 @@ def _judged(results: list[_Result], text: str, code: int) -> Diag:
     warned = [result for result in results if result.status == "warn" or (result.warnings and result.status != "fail")]
     if failed:
         severities = [severity for result in failed for severity in result.severities]
-        setting = bool(severities) and all(severity == _CONFIG for severity in severities)
+        setting = all(severity == _CONFIG for severity in severities)
+        if not severities:  # a table tells none
+            setting = all("persistence mode" in " ".join(result.warnings).lower() for result in failed)
         return Diag("failed", tuple(dict.fromkeys(map(_sentence, failed))), setting)
     if code in _FOUND + _ISOLATE:
         what = "the GPU is to be isolated" if code in _ISOLATE else "a test failed"
@@ -138,18 +140,26 @@ def _of_table(text: str) -> Iterator[_Result]:
         key, value = cells
         status = _STATUS.match(value)
         if key.lower().startswith("warning"):
-            warned = key.partition(":")[2].strip()
+            warned = _spaced(key.partition(":")[2].strip())
             warnings.setdefault((test, warned), []).append(value)
         elif status:
             test = key or test
-            of = (status["of"] or status["gpus"] or "").replace("GPUs: ", "GPU ").replace("GPU: ", "GPU ")
+            of = _spaced(status["of"] or status["gpus"] or "")
             found.append((test, of, status["status"].lower()))
             warned = ""
         elif not key and (test, warned if warnings else "") in warnings:  # the rest of a warning that was cut
             warnings[test, warned].append(value)
+    parted = {test for test, of, _ in found if of}
     for test, of, state in found:
+        if test in parted and not of:  # the sum of the others
+            continue
         said = warnings.get((test, of)) or warnings.get((test, "")) or []
         yield _Result(test, of, state, (" ".join(said),) if said else ())
+
+
+def _spaced(of: str) -> str:
+    """`GPU0`, `GPU: 2` and `GPUs: 0, 1` as JSON has them."""
+    return re.sub(r"^([A-Z]+)s?:? ?(?=\d)", r"\1 ", of)
 
 
 def _dicts(said: Any) -> list[dict[str, Any]]:
