@@ -1,6 +1,7 @@
 """Which network each node took, by what NCCL says of itself; and what was missing where it took sockets.
 
-Its lines need `NCCL_DEBUG=INFO`. Their words changed over versions: `Using network`, from 2.27 on `Assigned NET plugin`.
+Its lines need `NCCL_DEBUG=INFO`. They differ by version: `Using network`, from 2.27 on
+`Assigned NET plugin`.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _USED = re.compile(rb"(?:Using network |Assigned NET plugin )([\w./ -]+?)(?: to 
 _PROVIDER = re.compile(rb"Selected [Pp]rovider is ([\w;-]+)")
 _VIA = re.compile(rb" via NET/(\w+)")
 _MISSING = re.compile(
-    rb"[Nn]o plugin found|[Cc]ould not find: libnccl-net|dlerror=|not found|[Nn]o device found|[Ff]ailed to (?:open|init)"
-    rb"|cannot open shared object|output empty list|[Cc]ould not find any|[Nn]o eligible|incompatible"
+    rb"[Nn]o plugin found|[Cc]ould not find: libnccl-net|dlerror=|not found|[Nn]o device found|[Ff]ailed to open"
+    rb"|[Ff]ailed to init|cannot open shared object|output empty list|[Cc]ould not find any|[Nn]o eligible|incompatible"
 )
 _SOCKETS = ("Socket", "tcp", "sockets", "udp")
 _MOST = 1 << 14

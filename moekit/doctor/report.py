@@ -91,9 +91,10 @@ def of_logs(logs: Sequence[Log], world: int = 0, ending: str = "") -> list[Findi
         what = f"attempt {logs[0].attempt}: {ending}" if logs else ending
         more = "its log names no cause that moekit knows; `moekit logs RUN` has its end"
         said.append(Finding("ending", what, "likely", ["exit records and the log's last lines"], more, ""))
-    if drags:
-        (log, hit), *rest = drags
-        said.append(_cause(log, hit, rest, world, ""))
+    explained = {other for _, hit in drags for other in causes()[hit.key].explains}
+    for log, hit in (one for one in drags if one[1].key not in explained):
+        behind = [other for other in drags if other[1].key in causes()[hit.key].explains]
+        said.append(_cause(log, hit, behind, world, ""))
     return said
 
 
@@ -109,6 +110,9 @@ def _cause(log: Log, hit: Hit, rest: Sequence[tuple[Log, Hit]], world: int, endi
     if ending:
         by.append(f"exit records: {ending}")
     sure = cause.sure
+    if cause.key == "gpu_outlier" and (tests := log.triage.sniff.sentence()):
+        by.append(tests)
+        sure = "likely" if log.triage.sniff.again else sure
     if log.triage.went_on(hit):
         by.append("training went on after it")
         sure = "possible"

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import BinaryIO
 
+from moekit.doctor import network, sniff
 from moekit.doctor.causes import UNNAMED, causes, first, patterns
 from moekit.doctor.hang import Collectives
 from moekit.doctor.needles import DIGITS, Needles, needles
-from moekit.doctor.network import SAYS, Networks
 
 _BLOCK_BYTES = 1 << 20
 _LONGEST_LINE = 1 << 14
@@ -40,8 +40,8 @@ _RETRIED = re.compile(rb"[Rr]etry(?:ing)? (?:in )?\d|, retry|[Rr]etrying\b|throw
 """What says that it is tried again; where it fails in the end, another line says so."""
 _PROGRESS = b" elapsed time per iteration "
 """In the line that Megatron prints of a step (megatron/training/training.py, `training_log`)."""
-_NETWORK = "network"
-"""No cause, but which network a node took."""
+_NOTE = "note"
+"""No cause, but what a node's network is, or how its GPUs fared in a test."""
 _WAITS = ("watchdog_timeout", "watchdog_report", "gloo_timeout")
 
 
@@ -72,7 +72,8 @@ class Triage:
     """The last line on which a step was logged; 0 for none."""
     hits: dict[str, Hit] = field(default_factory=dict)
     collectives: Collectives = field(default_factory=Collectives)
-    networks: Networks = field(default_factory=Networks)
+    networks: network.Networks = field(default_factory=network.Networks)
+    sniff: sniff.SniffTests = field(default_factory=sniff.SniffTests)
 
     @property
     def found(self) -> list[Hit]:
@@ -88,7 +89,7 @@ class Triage:
 
     def _passed(self, hit: Hit) -> bool:
         """Whether it may have been a warning, or be caught and tried again, and training went on."""
-        return self.went_on(hit) and (hit.mild or causes()[hit.key].tier in ("unnamed", "echo"))
+        return self.went_on(hit) and (hit.mild or causes()[hit.key].tier == "unnamed")
 
 
 def read_log(stream: BinaryIO, resumed: bool = False) -> Triage:
@@ -114,7 +115,7 @@ def _expressions() -> tuple[Needles, Needles, tuple[tuple[str, re.Pattern[bytes]
 
     That is causes in their order, an exception that none names, and lines of the network.
     """
-    texts = [*patterns(), (UNNAMED, _EXCEPTION), *((_NETWORK, said) for said in SAYS)]
+    texts = [*patterns(), (UNNAMED, _EXCEPTION), *((_NOTE, said) for said in (*network.SAYS, *sniff.SAYS))]
     by_number = [text for _, text in texts if re.search(r"\d|\\d", text)]
     each = tuple((key, re.compile(text.encode())) for key, text in texts)
     return needles([text for _, text in texts]), needles(by_number), each
@@ -171,7 +172,9 @@ class _Reader:
 
     def _hit(self, key: str, line: bytes, number: int) -> None:
         self.triage.networks.take(line)
-        if key == _NETWORK:
+        if key in (_NOTE, "gpu_outlier"):
+            self.triage.sniff.take(line)
+        if key == _NOTE:
             return
         hit = self.triage.hits.get(key)
         if hit is None:
