@@ -46,7 +46,7 @@ def _numbers(text: np.ndarray[Any, np.dtype[np.uint8]], topk: int) -> np.ndarray
     """
     figure = text - np.uint8(48)  # wraps: everything that is no digit is 10 or more
     is_digit = figure < 10
-    figure *= is_digit
+    figure *= is_digit.view(np.uint8)
     last = np.flatnonzero(is_digit[:-1] > is_digit[1:])  # of each number: where its last digit is
     rows = len(last) // topk
     if not rows or len(last) != rows * topk or text[0] != 91 or text[-1] != 93:
@@ -66,9 +66,9 @@ def _numbers(text: np.ndarray[Any, np.dtype[np.uint8]], topk: int) -> np.ndarray
     written = len(text) - 2 * (len(last) - 1) - 2 * rows - len(last)  # digits beyond the first of each number
     width = int(np.count_nonzero(value >= 10))
     if width != written:  # some have more than two digits, or begin with a 0
-        ahead = np.zeros_like(figure)  # at a digit: the two before the last two, if the number goes on there
-        np.multiply(figure[:-2], is_digit[:-2] & is_digit[1:-1], out=ahead[2:])
-        hundreds = ahead.take(last)
+        ahead = (is_digit[:-2] & is_digit[1:-1]).view(np.uint8)
+        ahead *= figure[:-2]  # two behind: the two digits before the last two, if the number goes on there
+        hundreds = ahead.take(last - 2, mode="clip")  # a number begins at 1 at the earliest, and 0 is a bracket's
         width = sum(map(np.count_nonzero, ((value >= 10) | (hundreds > 0), hundreds, hundreds >= 10)))
         value = value + hundreds * np.uint16(100)
     return value if width == written else None
