@@ -52,6 +52,7 @@ bench: $(VENV)/dev.stamp
 	@$(RUN)/python tests/benchmarks/trace.py --gb 0.5
 	@$(RUN)/python tests/benchmarks/doctor.py
 	@$(RUN)/python tests/benchmarks/traces_of_kernels.py --mb 300
+	@$(RUN)/python tests/benchmarks/plan.py
 
 agree: $(VENV)/dev.stamp
 	@$(RUN)/python tests/differential/agree.py -n $(N) --seed $(SEED) --steps 200 --answers $(VENV)/agree.answers --shrink
