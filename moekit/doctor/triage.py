@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import BinaryIO
 
-from moekit.doctor import network, sniff
+from moekit.doctor import sniff
 from moekit.doctor.causes import UNNAMED, causes, first, patterns
 from moekit.doctor.hang import Collectives
 from moekit.doctor.needles import DIGITS, Needles, needles
+from moekit.watch import transport
 
 _BLOCK_BYTES = 1 << 20
 _LONGEST_LINE = 1 << 14
@@ -72,7 +73,7 @@ class Triage:
     """The last line on which a step was logged; 0 for none."""
     hits: dict[str, Hit] = field(default_factory=dict)
     collectives: Collectives = field(default_factory=Collectives)
-    networks: network.Networks = field(default_factory=network.Networks)
+    networks: transport.Networks = field(default_factory=transport.Networks)
     sniff: sniff.SniffTests = field(default_factory=sniff.SniffTests)
 
     @property
@@ -115,7 +116,7 @@ def _expressions() -> tuple[Needles, Needles, tuple[tuple[str, re.Pattern[bytes]
 
     That is causes in their order, an exception that none names, and lines of the network.
     """
-    texts = [*patterns(), (UNNAMED, _EXCEPTION), *((_NOTE, said) for said in (*network.SAYS, *sniff.SAYS))]
+    texts = [*patterns(), (UNNAMED, _EXCEPTION), *((_NOTE, said) for said in (*transport.SAYS, *sniff.SAYS))]
     by_number = [text for _, text in texts if re.search(r"\d|\\d", text)]
     each = tuple((key, re.compile(text.encode())) for key, text in texts)
     return needles([text for _, text in texts]), needles(by_number), each
