@@ -50,7 +50,7 @@ def _of(shape: Shape, facts: Facts, c: Candidates, t: Tokens, letter: str) -> It
     match letter:
         case "*":
             assert isinstance(shape.attention, Grouped)
-            yield from _grouped(shape.hidden, shape.attention, facts, c, t)
+            yield from _grouped(shape, shape.attention, facts, c, t)
         case "+":
             assert isinstance(shape.attention, Latent)
             yield from _latent(shape.hidden, shape.attention, facts, c, t)
@@ -68,15 +68,19 @@ def _of(shape: Shape, facts: Facts, c: Candidates, t: Tokens, letter: str) -> It
             yield from _experts(shape.hidden, shape.experts, facts, c, t)
 
 
-def _grouped(hidden: int, of: Grouped, facts: Facts, c: Candidates, t: Tokens) -> Iterator[Saved]:
+def _grouped(shape: Shape, of: Grouped, facts: Facts, c: Candidates, t: Tokens) -> Iterator[Saved]:
     """core/transformer/attention.py. A norm of its own only without Transformer Engine, which fuses it into the
     projection, so that recomputing `layernorm` then frees nothing here."""
     own_norm = () if facts.transformer_engine else ("layernorm",)
     queries, keys = of.heads * of.width / c.tensor, of.groups * of.width / c.tensor
-    yield Saved("attention", t.part * hidden * t.linear, own_norm, "qkv_linear")
-    if not facts.transformer_engine:  # core/transformer/dot_product_attention.py:160 repeats keys for each query head
-        keys = queries
-    yield Saved("attention", t.whole * (queries + 2 * keys) * t.element, offload="core_attn")
+    yield Saved("attention", t.part * shape.hidden * t.linear, own_norm, "qkv_linear")
+    kept = queries + 2 * keys
+    if not facts.transformer_engine:
+        # core/transformer/dot_product_attention.py:160 repeats keys and values for each query head; where there is
+        # nothing to repeat, values are a view of the whole projection, and rotated queries and keys stand beside it
+        is_view = of.groups == of.heads and not shape.positions
+        kept = queries * (5 if is_view else 3)
+    yield Saved("attention", t.whole * kept * t.element, offload="core_attn")
     if of.norm_weights:
         normed = queries + of.groups * of.width / c.tensor
         yield Saved("attention", t.whole * normed * t.element)

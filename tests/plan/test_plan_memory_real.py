@@ -1,0 +1,115 @@
+"""What a part of a layer keeps is what the real classes keep, and defaults are the real parser's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plan_recipes import written
+from test_plan_real import MOE, differing
+
+from moekit.megatron.flags import arguments, argv
+from moekit.plan.candidates import of_run
+from moekit.plan.given import Given
+from moekit.plan.layout import layout_of
+from moekit.plan.memory.saved import saved
+from moekit.plan.memory.tokens import tokens_of
+from moekit.plan.resolve import resolve_given
+from moekit.plan.run import facts_of
+from moekit.recipe.load import Loaded
+
+pytestmark = pytest.mark.megatron
+
+LENGTH = 64
+ONE: dict[str, dict[str, Any]] = {
+    "parallel": {"gpus": 1},
+    "model": {"num_layers": 1, "seq_length": LENGTH, "max_position_embeddings": LENGTH, "attention_dropout": 0.0,
+              "hidden_dropout": 0.0},
+    "train": {"micro_batch_size": 2, "global_batch_size": 2},
+    "precision": {"bf16": True},
+    "megatron": {"extra": ["--transformer-impl", "local"]},
+}  # fmt: skip
+GELU: dict[str, dict[str, Any]] = {
+    "model": {"swiglu": None},
+    "megatron": {"extra": ["--transformer-impl", "local", "--no-bias-gelu-fusion"]},
+}
+ROUTED: dict[str, dict[str, Any]] = {
+    "router": {"topk": 2, "dtype": "fp32"}, "balance": {"type": ["aux_loss"], "aux_loss_coeff": [0.01]}
+}  # fmt: skip
+ASKED = {
+    "dense": differing(ONE),
+    "grouped queries": differing(ONE, {"model": {"group_query_attention": True, "num_query_groups": 2}}),
+    "no gate": differing(ONE, GELU),
+    "experts": differing(MOE, ONE, ROUTED),
+    "more experts to a token": differing(MOE, ONE, ROUTED, {"router": {"topk": 4}}),
+    "experts without a gate": differing(MOE, ONE, ROUTED, GELU),
+    "a shared expert": differing(MOE, ONE, ROUTED, {"moe": {"shared_expert_intermediate_size": 128}}),
+    "allgather": differing(MOE, ONE, ROUTED, {"moe": {"dispatcher": "allgather"}}),
+}
+GROUPS = {
+    "attention": ("self_attention.linear_qkv", "self_attention.core_attention", "self_attention.linear_proj"),
+    "attention core": ("self_attention.core_attention.scale_mask_softmax",),
+    "experts": ("mlp.experts",),
+    "router": ("mlp.router",),
+    "shared expert": ("mlp.shared_experts",),
+    "mlp": ("mlp",),
+}
+"""Modules of a layer by the planner's terms; the first that fits counts, longest names first."""
+
+
+def group_of(module: str) -> str | None:
+    inside = module.removeprefix("decoder.layers.0.")
+    fitting = [(len(name), term) for term, names in GROUPS.items() for name in names if inside.startswith(name)]
+    return max(fitting)[1] if fitting and inside != module else None
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Loaded, dict[str, int]]]:
+    folder = tmp_path_factory.mktemp("saved")
+    loaded = {name: written(folder, fields, f"recipe_{index}") for index, (name, fields) in enumerate(ASKED.items())}
+    questions = [{"argv": argv(arguments(one.recipe)), "world": 1} for one in loaded.values()]
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("real_saved.py"))],
+        input=json.dumps(questions), capture_output=True, text=True, timeout=600, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {name: (one, answer) for (name, one), answer in zip(loaded.items(), found, strict=True)}
+
+
+def predicted(loaded: Loaded) -> tuple[dict[str, float], float]:
+    """Bytes by term of the one layer, and of the softmax that the loss keeps."""
+    given = Given.of(loaded)
+    shape = resolve_given(given)
+    facts, row = facts_of(given), of_run(given, shape, layout_of(given, shape))
+    tokens = tokens_of(shape, facts, row, 1.0)
+    terms: dict[str, float] = {}
+    for letter in shape.layers[0]:
+        for one in saved(shape, facts, row, tokens, letter):
+            terms[one.term] = terms.get(one.term, 0.0) + float(one.size[0])
+    return terms, float(tokens.whole[0]) * shape.rows * 4
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_layer_keeps_what_the_real_classes_keep(name: str, answers: dict[str, tuple[Loaded, dict[str, int]]]) -> None:
+    loaded, real = answers[name]
+    terms, softmax = predicted(loaded)
+    found: dict[str, int] = {}
+    for module, size in real.items():
+        if term := group_of(module):
+            found[term] = found.get(term, 0) + size
+    if "experts" in found:  # the layer's own tensors are the dispatcher's, whose maps are no autograd's
+        assert found.pop("mlp", 0) <= 1.6 * terms["dispatch"]
+    if "shared expert" in found:  # whose input is the router's, and comes first
+        found["router"] += found.pop("shared expert")
+        terms["router"] += terms["shared expert"]
+    found["attention core"] -= LENGTH**2  # a CPU's softmax keeps its mask, which the fused kernel does without
+    for term, size in found.items():
+        assert terms[term] == pytest.approx(size, rel=0.03), term
+    assert real[""] == pytest.approx(softmax, rel=0.01)
