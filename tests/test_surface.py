@@ -215,7 +215,7 @@ NOT_AT_THE_DESK = ("torch", "datatrove", "trackio", "transformers", "huggingface
         ["show", "first_moe"],
         ["flags", "first_moe"],
         ["diff", "dense", "first_moe"],
-        ["plan", "first_moe"],
+        ["plan", "first_moe", "--explain", "parameters"],
         ["schema"],
         ["schema", "profile"],
         ["schema", "dataset"],
@@ -234,6 +234,21 @@ def test_commands_at_the_desk_import_nothing_heavy(words: list[str]) -> None:
         "try:\n    moekit.cli.main()\n"
         "except SystemExit as end:\n    assert not end.code, end.code\n"
         f"print([name for name in {NOT_AT_THE_DESK!r} if name in sys.modules], file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_a_plan_needs_no_torch() -> None:
+    """Memory and time are numpy's; what is heavy beside it stays out."""
+    heavy = [name for name in NOT_AT_THE_DESK if name != "numpy"]
+    script = (
+        "import sys, moekit.cli\n"
+        "sys.argv = ['moekit', 'plan', 'first_moe']\n"
+        "try:\n    moekit.cli.main()\n"
+        "except SystemExit as end:\n    assert not end.code, end.code\n"
+        f"print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,25 +55,25 @@ class Wishes:
         return find_cluster(self.profile)
 
 
-@contextmanager
-def _with_numpy() -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as missing:
-        if missing.name != "numpy":
-            raise
-        hint = "`moekit[local]` and `moekit[data]` bring it; `--explain parameters`, `--explain flops` do without"
-        raise error("`moekit plan` needs numpy for memory and time", hint) from None
+WITHOUT_NUMPY = "memory and time are worked out with numpy, which is not installed: `moekit[local]` brings it"
+
+
+def _needs_numpy() -> None:
+    if find_spec("numpy") is None:
+        hint = "`moekit[local]` and `moekit[data]` bring it"
+        raise error("`moekit plan` needs numpy for memory, time and the search", hint)
 
 
 def estimated(wishes: Wishes, given: Given, plan: Plan) -> Estimate | str:
     """Memory and time of a recipe, or why they cannot be told.
 
     Raises:
-        MoekitError: the cluster or what is said of the load cannot be used, or numpy is not installed.
+        MoekitError: the cluster or what is said of the load cannot be used.
     """
-    with _with_numpy():
-        from moekit.plan.estimate import estimate_of, unmodelled
+    if find_spec("numpy") is None:
+        return WITHOUT_NUMPY
+    from moekit.plan.estimate import estimate_of, unmodelled
+
     if reason := unmodelled(given):
         return reason
     return estimate_of(given, plan, wishes.cluster(), _load(wishes, plan))
@@ -134,6 +134,7 @@ def _width() -> int:
 
 def explained(plan: Plan, found: Estimate | str, what: str) -> Iterator[str]:
     """The terms of memory, of time, or of the experts' exchange."""
+    _needs_numpy()
     from moekit.plan.report import memory, time, traffic
 
     if what == "traffic":
@@ -187,13 +188,14 @@ def question_of(wishes: Wishes) -> Question:
     Raises:
         MoekitError: memory and time cannot be told, or numpy is not installed.
     """
-    with _with_numpy():
-        from moekit.plan.estimate import estimate_of, unmodelled
-        from moekit.plan.memory.model import memory
-        from moekit.plan.search.best import Question
-        from moekit.plan.search.choice import dividing
-        from moekit.plan.search.grid import grid_of
-        from moekit.plan.time.step import step_time
+    _needs_numpy()
+    from moekit.plan.estimate import estimate_of, unmodelled
+    from moekit.plan.memory.model import memory
+    from moekit.plan.search.best import Question
+    from moekit.plan.search.choice import dividing
+    from moekit.plan.search.grid import grid_of
+    from moekit.plan.time.step import step_time
+
     given = Given.of(dividing(wishes.asked()))
     if reason := unmodelled(given):
         raise error(reason, "a search is made of both")
