@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -148,5 +149,22 @@ def _print_upcycling(found: Plan, granularity: int | None, as_json: bool) -> Non
 
 
 def _print_lines(lines: Iterable[str]) -> None:
+    coloured = sys.stdout.isatty()
     for line in lines:
-        print(line)
+        if coloured and line.startswith(("  █", "  stage ")):
+            _print_coloured(line)
+        else:
+            print(line)
+
+
+def _print_coloured(line: str) -> None:
+    """A chart's line with its shades in the picture's colours."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from moekit.plan.bars import COLOURS, SHADES
+
+    text = Text(line)
+    for shade, colour in zip(SHADES, COLOURS, strict=True):
+        text.highlight_regex(re.escape(shade) + "+", colour)
+    Console(soft_wrap=True, highlight=False).print(text)
