@@ -16,7 +16,7 @@ Sharding = Literal["none", "optimizer", "fsdp"]
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 """Of one element, by Megatron's name of a format."""
 
-_OWN_DEFAULTS: dict[str, Any] = {
+RUN_DEFAULTS: dict[str, Any] = {
     "activation_offload_fraction": 1.0,
     "apply_rope_fusion": True,
     "attention_dropout": 0.1,
@@ -33,12 +33,12 @@ _OWN_DEFAULTS: dict[str, Any] = {
     "main_params_dtype": "fp32",
     "min_offloaded_tensor_size": 1024 * 1024,
     "moe_flex_dispatcher_backend": "deepep",
-    "moe_router_load_balancing_type": ["aux_loss"],
+    "moe_router_load_balancing_type": "aux_loss",
     "moe_token_dispatcher_type": "allgather",
     "num_distributed_optimizer_instances": 1,
     "optimizer": "adam",
     "optimizer_offload_fraction": 1.0,
-    "data_parallel_sharding_strategy": "no_shard",
+    "data_parallel_sharding_strategy": "optim_grads_params",
     "transformer_impl": "transformer_engine",
     "attention_backend": "auto",
 }
@@ -141,7 +141,7 @@ def facts_of(given: Given) -> Facts:
 
     def said(dest: str) -> Any:
         value = given(dest)
-        return _OWN_DEFAULTS.get(dest) if value is None else value
+        return RUN_DEFAULTS.get(dest) if value is None else value
 
     half = bool(given("bf16") or given("fp16"))
     aware = bool(given("use_precision_aware_optimizer"))
@@ -207,12 +207,12 @@ def facts_of(given: Given) -> Facts:
 
 def dispatcher_of(given: Given) -> str:
     """`alltoall`, `allgather`, or the flex dispatcher's library: `deepep`, `hybridep` or `ncclep`."""
-    kind = str(given("moe_token_dispatcher_type") or _OWN_DEFAULTS["moe_token_dispatcher_type"])
+    kind = str(given("moe_token_dispatcher_type") or RUN_DEFAULTS["moe_token_dispatcher_type"])
     if kind != "flex":
         return kind
     if given("moe_enable_deepep"):
         return "deepep"
-    return str(given("moe_flex_dispatcher_backend") or _OWN_DEFAULTS["moe_flex_dispatcher_backend"])
+    return str(given("moe_flex_dispatcher_backend") or RUN_DEFAULTS["moe_flex_dispatcher_backend"])
 
 
 def _grad_bytes(given: Given, main: str) -> int:

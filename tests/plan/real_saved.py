@@ -10,6 +10,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from real_ranks import _validated
@@ -78,7 +79,7 @@ def main() -> None:
 
     cuda_on_cpu._target = torch.device("cpu")
     os.environ["NCCL_ALGO"] = "Ring"
-    answers = [in_a_fork(lambda question=question: kept(question), 120)[0][0] for question in json.load(sys.stdin)]
+    answers = [in_a_fork(partial(kept, question), 120)[0][0] for question in json.load(sys.stdin)]
     json.dump(answers, sys.stdout)
 
 

@@ -113,3 +113,19 @@ def test_a_layer_keeps_what_the_real_classes_keep(name: str, answers: dict[str, 
     for term, size in found.items():
         assert terms[term] == pytest.approx(size, rel=0.03), term
     assert real[""] == pytest.approx(softmax, rel=0.01)
+
+
+def test_defaults_are_the_parsers() -> None:
+    """Every default that the facts of a run take is what Megatron's parser says."""
+    script = (
+        "import json, os\nos.environ.update(WORLD_SIZE='1', RANK='0')\n"
+        "from moekit.megatron import stages\nfrom moekit.plan.run import RUN_DEFAULTS\nstages.load()\n"
+        "import megatron.training.arguments as a\nfrom argparse import ArgumentParser\n"
+        "parser = a.add_megatron_arguments(ArgumentParser(allow_abbrev=False))\n"
+        "said = vars(parser.parse_known_args([])[0])\n"
+        "text = lambda value: value if isinstance(value, (int, float, list)) else str(value).rpartition('.')[2]\n"
+        "print(json.dumps({n: [text(said.get(n, 'none')), text(v)] for n, v in RUN_DEFAULTS.items()}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {name: theirs for name, (theirs, ours) in found.items() if theirs != ours} == {}
