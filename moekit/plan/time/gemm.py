@@ -28,12 +28,18 @@ def kind_of(facts: Facts) -> str:
 
 
 def gemm(
-    hardware: Hardware, kind: str, rows: Floats, columns: Floats, inner: Floats, batch: Floats | int = 1
+    hardware: Hardware,
+    kind: str,
+    rows: Floats,
+    columns: Floats,
+    inner: Floats,
+    batch: Floats | int = 1,
+    written: float = 2.0,
 ) -> Floats:
     """Seconds of `batch` multiplications of (rows, inner) with (inner, columns) in one launch.
 
     Processors take whole tiles, so on average the last round is half empty; short inner dimensions do not fill a
-    tile's pipeline; a narrow product waits for memory.
+    tile's pipeline; a narrow product waits for memory. `written`: bytes of an element of the result.
     """
     width = {"bf16": 2.0, "fp8": 1.0, "fp4": 0.5}[kind]
     high, wide = _TILE
@@ -42,15 +48,26 @@ def gemm(
     tiles = batch * padded / high * np.maximum(columns, wide / 2) / wide
     tile = 2 * high * wide * (inner + _FILL) * hardware.gpu.processors / rate(hardware, kind)
     busy = (tiles + hardware.gpu.processors / 2) / hardware.gpu.processors * tile
-    moved = batch * (width * (rows * inner + inner * columns) + 2 * rows * columns)
+    moved = batch * (width * (rows * inner + inner * columns) + written * rows * columns)
     return np.maximum(busy, moved / memory(hardware)) * (rows > 0) * (columns > 0)
 
 
-def linear(hardware: Hardware, kind: str, rows: Floats, out: Floats, into: Floats, batch: Floats | int = 1) -> Floats:
-    """Seconds forward and backward of a layer from `into` to `out` features: `# (2, candidate)`."""
+def linear(
+    hardware: Hardware,
+    kind: str,
+    rows: Floats,
+    out: Floats,
+    into: Floats,
+    batch: Floats | int = 1,
+    grad_bytes: int = 2,
+) -> Floats:
+    """Seconds forward and backward of a layer from `into` to `out` features: `# (2, candidate)`.
+
+    A weight's gradient is added to what its buffer has of earlier micro batches (`grad_bytes` an element).
+    """
     forward = gemm(hardware, kind, rows, out, into, batch)
     inputs = gemm(hardware, kind, rows, into, out, batch)
-    weights = gemm(hardware, kind, out, into, rows, batch)
+    weights = gemm(hardware, kind, out, into, rows, batch, written=2.0 * grad_bytes)
     return np.stack([forward, inputs + weights])
 
 

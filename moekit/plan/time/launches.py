@@ -8,31 +8,69 @@ from moekit.plan.candidates import Candidates, Floats
 from moekit.plan.run import Facts
 from moekit.plan.shape import Shape
 
-_OF = {"*": (24, 26), "+": (44, 46), "G": (40, 50), "M": (24, 30), "-": (10, 12), "output": (14, 12)}
+_OF = {"*": (24, 26), "+": (36, 40), "G": (40, 50), "M": (24, 30), "-": (10, 12), "output": (14, 12)}
 """Launches of a part, forward and backward: read off Megatron's modules, one each for a kernel of torch, Transformer
 Engine or NCCL. They are counts of work for Python, and one constant gives them a time."""
-_EXPERTS = {"router": (30, 24), "sort": (14, 14), "exchange": (16, 14), "experts": (8, 10), "shared": (10, 12)}
-_SYNCHRONIZED = 8
-"""Launches that the GPU waits for behind a layer's exchange, whose sizes the host must read first."""
+_UNFUSED_POSITIONS = 20, 26
+"""What it adds to latent attention to turn queries and keys piece by piece."""
+_EXPERTS = {"router": (30, 24), "sort": (14, 14), "exchange": (16, 14), "experts": (8, 10), "shared": (12, 12)}
+_TENSOR = {"E": 2, "output": 4}
+"""More of them each way where tensor-parallel ranks gather and scatter: 8 in all other parts."""
 _QUANTIZED = 1.3
 """In FP8 a layer quantizes as well."""
 _GRAPHED = 0.1
 """What is left of launches in a graph."""
-_OF_LETTER = {"*": ("attn",), "+": ("attn",), "G": ("attn", "mamba"), "M": ("mamba",), "-": ("mlp",)}
-_LAUNCH_GAP_S = 1.5e-6
+_MODULES = {"*": ("attn",), "+": ("attn",), "G": ("attn", "mamba"), "M": ("mamba",), "-": ("mlp",)}
+_EXPERT_MODULES = {"router": ("moe", "moe_router"), "sort": ("moe", "moe_preprocess"), "shared": ("moe", "moe_router")}
+_GAP_S = 1.5e-6
 """Between kernels on the GPU, whoever launches them. Assumed."""
+_TENSORS = {"*": 5, "+": 8, "G": 8, "M": 8, "-": 3, "E": 3}
+"""Weights of a part, experts apart."""
+_OF_TENSOR = 3
+"""Launches of a step for each weight: its gradient cut and cast for the optimizer, its new value cast and put back
+ (core/optimizer/distrib_optimizer.py, loops over parameters)."""
 
 
 def launches(facts: Facts, candidates: Candidates, shape: Shape, part: str) -> dict[str, Floats]:
     """Launches of one part for a micro batch, `# (2, candidate)`, and the GPU's own gaps between kernels."""
-    number = np.ones((2, candidates.number))
-    eager = _expert_launches(facts, candidates, shape) if part == "E" else np.array(_OF[part])[:, None] * number
-    if facts.fp8 and part != "output":
-        eager = eager * _QUANTIZED
-    kernels = _expert_launches(facts, candidates, shape, graphed=False) if part == "E" else eager
-    if part != "E":
-        eager = eager * left(facts, _OF_LETTER.get(part, ()))
-    return {"launches": eager, "memory": kernels * _LAUNCH_GAP_S}
+    pieces = _pieces(facts, candidates, shape, part)
+    quantized = _QUANTIZED if (facts.fp8 or facts.fp4) and part != "output" else 1.0
+    host = sum((number * share for number, share in pieces), start=np.zeros((2, candidates.number)))
+    kernels = sum((number for number, _ in pieces), start=np.zeros((2, candidates.number)))
+    return {"launches": host * quantized, "memory": kernels * quantized * _GAP_S}
+
+
+def _pieces(facts: Facts, candidates: Candidates, shape: Shape, part: str) -> list[tuple[Floats, float]]:
+    """Launches of each piece of a part, and what CUDA graphs leave of them to the host."""
+    one_way = np.where(candidates.tensor > 1, float(_TENSOR.get(part, 8)), 0.0)
+    tensor = np.stack([one_way, one_way])
+    if part == "E":
+        return [*_of_experts(facts, candidates, shape), (tensor, left(facts, ("moe",)))]
+    number = np.array(_OF[part], dtype=np.float64)
+    if part == "+" and not facts.latent_rope_fusion:
+        number = number + _UNFUSED_POSITIONS
+    return [(number[:, None] + tensor, left(facts, _MODULES.get(part, ())))]
+
+
+def _of_experts(facts: Facts, candidates: Candidates, shape: Shape) -> list[tuple[Floats, float]]:
+    assert shape.experts is not None
+    here = shape.experts.number / candidates.expert
+    each = {name: np.array(pair, dtype=np.float64)[:, None] for name, pair in _EXPERTS.items()}
+    each["sort"] = each["sort"] * (1 if facts.permute_fusion else 2)
+    each["experts"] = each["experts"] + _of_each_expert(facts, shape.experts.bias) * np.stack([here, 2 * here])
+    if not shape.experts.shared_width:
+        del each["shared"]
+    wide = np.ones((2, candidates.number))
+    return [(number * wide, left(facts, _EXPERT_MODULES.get(name, ("moe",)))) for name, number in each.items()]
+
+
+def _of_each_expert(facts: Facts, bias: bool) -> float:
+    """Launches that every local expert needs forward: two multiplications from C++, and where they are in FP8 what
+    quantizes, or a bias in torch; one kernel for all of them with Transformer Engine's operation fuser."""
+    if facts.op_fuser:
+        return 0.0
+    quantized = 4.0 if facts.fp8_recipe == "tensorwise" else 2.0  # which looks for each expert's scale
+    return (quantized if facts.fp4 or facts.fp8 else 0.8) + (3.0 if bias else 0.0)
 
 
 def left(facts: Facts, modules: tuple[str, ...]) -> float:
@@ -45,22 +83,12 @@ def left(facts: Facts, modules: tuple[str, ...]) -> float:
     return _GRAPHED if covered else 1.0
 
 
-def _expert_launches(facts: Facts, candidates: Candidates, shape: Shape, graphed: bool = True) -> Floats:
-    assert shape.experts is not None
-    here = shape.experts.number / candidates.expert
-    each = {name: np.array(pair, dtype=np.float64)[:, None] for name, pair in _EXPERTS.items()}
-    each["sort"] = each["sort"] * (1 if facts.permute_fusion else 2)
-    each["experts"] = each["experts"] + np.stack([0.3 * here, 0.6 * here]) * (0.2 if facts.op_fuser else 1)
-    if not shape.experts.shared_width:
-        del each["shared"]
-    by = {"router": ("moe", "moe_router"), "sort": ("moe", "moe_preprocess"), "shared": ("moe", "moe_router")}
-    total: Floats = np.zeros((2, candidates.number))
-    for name, number in each.items():
-        total = total + number * (left(facts, by.get(name, ("moe",))) if graphed else 1.0)
-    return total
-
-
-def synchronized(facts: Facts, candidates: Candidates) -> Floats:
-    """Launches for which the GPU waits in every layer with experts: `# (candidate,)`."""
-    waits = 0.0 if left(facts, ("moe",)) == 0.0 or facts.pad_to_capacity else float(_SYNCHRONIZED)
-    return np.full(candidates.number, waits)
+def of_step(candidates: Candidates, shape: Shape) -> Floats:
+    """Launches of a step for all weights of a stage, whatever their size: `# (candidate, stage)`."""
+    tensors = np.zeros(candidates.layers.shape)
+    for letter, number in candidates.parts.items():
+        own = np.full(candidates.number, float(_TENSORS[letter]))
+        if letter == "E" and shape.experts is not None:
+            own = own + 2 * shape.experts.number / candidates.expert + (2 if shape.experts.shared_width else 0)
+        tensors = tensors + number * own[:, None]
+    return tensors * _OF_TENSOR

@@ -42,7 +42,7 @@ class Bench:
         """A layer's multiplications, and what quantizing its operands costs the memory."""
         wide, deep = np.broadcast_to(np.float64(out), rows.shape), np.broadcast_to(np.float64(into), rows.shape)
         return {
-            DENSE: on_gpu.linear(self.hardware, self.kind, rows, wide, deep),
+            DENSE: on_gpu.linear(self.hardware, self.kind, rows, wide, deep, 1, self.facts.grad_bytes),
             MEMORY: self.quantized(rows * deep, rows * wide),
         }
 
@@ -56,7 +56,7 @@ class Bench:
         at all of it first."""
         if self.kind == "bf16":
             return np.zeros((2, len(inputs)))
-        looks = 2 if self.facts.fp8_recipe == "tensorwise" else 0
+        looks = 2 if self.kind == "fp4" or self.facts.fp8_recipe == "tensorwise" else 0
         each = 2 + looks + 2 * (1 if self.kind == "fp8" else 0.5)
         return np.stack([inputs * each, outputs * each]) / on_gpu.memory(self.hardware)
 
@@ -114,7 +114,7 @@ def _core(bench: Bench, heads: float, key: float, value: float, shared: float) -
         extra = bench.moved(scores * 10, scores * 14)
     else:
         extra = {}
-    length = np.full(bench.candidates.number, float(bench.facts.seq_length))
+    length = bench.facts.seq_length / bench.candidates.context  # of one step around the context-parallel ring
     busy = on_gpu.attention(bench.hardware, operations, length, (key + value) / 2)
     passed = bench.tokens * shared * 2 / bench.tensor * (bench.candidates.context - 1)
     ranks, stride = bench.candidates.context, bench.candidates.tensor
@@ -148,7 +148,7 @@ def latent_up(bench: Bench) -> Work:
     return total(
         bench.linear(bench.tokens, query / bench.tensor, of.query_rank or bench.shape.hidden),
         bench.linear(bench.tokens, of.heads * (of.width + of.value_width) / bench.tensor, of.rank),
-        bench.moved(made * (2 if bench.facts.rope_fusion else 4)),
+        bench.moved(made * (2 if bench.facts.latent_rope_fusion else 5)),
     )
 
 
@@ -214,9 +214,13 @@ def feed_forward(bench: Bench, width: float, matrices: int) -> Work:
 
 
 def activation(bench: Bench, elements: Floats, matrices: int) -> Work:
-    """The gate of so many elements of its result: its inputs read, it written; unfused, over and over."""
-    factor = 1 if bench.facts.activation_fusion else 2.5
-    return bench.moved(matrices * elements * 2 * factor, (2 * matrices - 1) * elements * 2 * factor)
+    """The gate of so many elements of its result: its inputs read, it written; unfused, over and over. Clamped inputs
+    are cut, clamped and put together again first (core/fusions/fused_bias_geglu.py:410)."""
+    facts = bench.facts
+    factor = 1 if facts.activation_fusion or facts.op_fuser else 2.5
+    clamp = 2 * (matrices - 1) if facts.clamped and not facts.op_fuser else 0
+    inputs, all_of_it = matrices + 2 * clamp, 2 * matrices - 1 + 3 * clamp
+    return bench.moved(inputs * elements * 2 * factor, all_of_it * elements * 2 * factor)
 
 
 def _dense(bench: Bench) -> Work:
@@ -236,11 +240,26 @@ def routed(bench: Bench, experts: Experts) -> Work:
     each = rows(bench, experts) / here
     outer = np.full(bench.candidates.number, float(experts.latent or bench.shape.hidden))
     inner = experts.width / bench.candidates.expert_tensor
-    up = on_gpu.linear(bench.hardware, bench.kind, each, (experts.matrices - 1) * inner, outer, here)
-    down = on_gpu.linear(bench.hardware, bench.kind, each, outer, inner, here)
+    up = on_gpu.linear(
+        bench.hardware, bench.kind, each, (experts.matrices - 1) * inner, outer, here, bench.facts.grad_bytes
+    )
+    down = on_gpu.linear(bench.hardware, bench.kind, each, outer, inner, here, bench.facts.grad_bytes)
     quantized = bench.quantized(rows(bench, experts) * outer, rows(bench, experts) * (experts.matrices - 1) * inner)
-    quantized = quantized + bench.quantized(rows(bench, experts) * inner, rows(bench, experts) * outer)
+    if not bench.facts.op_fuser:  # which quantizes the gate's result where it is made
+        quantized = quantized + bench.quantized(rows(bench, experts) * inner, rows(bench, experts) * outer)
     return {GROUPED: up + down, MEMORY: quantized}
+
+
+_BIAS_FORWARD, _BIAS_BACKWARD = 28, 36
+"""Bytes that an element of the experts' output moves to get its bias: `t + b * p` expert by expert in fp32, put
+together and cast (core/transformer/moe/experts.py:313, `_apply_bias`)."""
+
+
+def _biased(bench: Bench, experts: Experts) -> Work:
+    if not experts.bias or bench.facts.op_fuser:
+        return {}
+    elements = rows(bench, experts) * (experts.latent or bench.shape.hidden)
+    return bench.moved(elements * _BIAS_FORWARD, elements * _BIAS_BACKWARD)
 
 
 def expert_activation(bench: Bench, experts: Experts) -> Work:
@@ -285,6 +304,7 @@ def _experts(bench: Bench) -> Work:
         _permuted(bench, of),
         routed(bench, of),
         expert_activation(bench, of),
+        _biased(bench, of),
         shared,
         latent,
         {INSIDE: np.stack([2 * inside] * 2), ACROSS: np.stack([2 * across] * 2)},
@@ -298,7 +318,7 @@ def output(bench: Bench) -> Work:
     scores = bench.tokens * own
     forward, backward = {"te": (4, 4), "native": (18, 8)}.get(bench.facts.cross_entropy, (34, 14))
     return total(
-        {DENSE: on_gpu.linear(bench.hardware, "bf16", bench.tokens, wide, deep)},
+        {DENSE: on_gpu.linear(bench.hardware, "bf16", bench.tokens, wide, deep, 1, bench.facts.grad_bytes)},
         bench.moved(scores * forward, scores * backward),
         bench.gathers(hidden),
         norm(bench),

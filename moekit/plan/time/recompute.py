@@ -8,7 +8,7 @@ from moekit.plan.candidates import Floats
 from moekit.plan.shape import Latent
 from moekit.plan.time import parts
 
-_CHECKPOINT_LAUNCHES = 12
+_CHECKPOINT_LAUNCHES = 20
 """Of one recomputed piece: random states saved and set, the graph cut and joined again."""
 
 

@@ -13,7 +13,7 @@ from moekit.plan.shape import Shape
 from moekit.plan.time import parts
 from moekit.plan.time.communication import hop
 from moekit.plan.time.hardware import Hardware
-from moekit.plan.time.launches import synchronized
+from moekit.plan.time.launches import of_step
 from moekit.plan.time.offload import offloaded
 from moekit.plan.time.recompute import recomputed
 from moekit.plan.time.weights import Held, gathered, held, optimized, reduced
@@ -90,10 +90,9 @@ def step_time(
     per_batch["offload"], launched = offloaded(bench, busy)
     per_batch["hidden exchange"] = -_hidden(bench, per_batch, busy)
     per_batch["weights on the way"] = _sharded_weights(bench, weights, busy)
-    wait = synchronized(facts, candidates)[:, None] * _layers_with_experts(bench)
-    tick = hardware.constants.launch_us * 1e-6
-    gpu = sum(per_batch.values(), start=np.zeros(again.shape)) + wait * tick
-    stages = np.where(candidates.exists, np.maximum(gpu, (launches + launched) * tick), 0)
+    gpu = sum(per_batch.values(), start=np.zeros(again.shape))
+    host = (launches + launched) * hardware.constants.launch_us * 1e-6
+    stages = np.where(candidates.exists, (gpu**_BLEND + host**_BLEND) ** (1 / _BLEND), 0)
     per_batch["host"] = stages - sum(per_batch.values(), start=np.zeros(again.shape))
     behind = _behind(bench, weights, stages)
     return _summed(bench, per_batch, stages, behind)
@@ -117,12 +116,6 @@ def _stage_work(bench: parts.Bench) -> tuple[parts.Work, parts.Work]:
     return both[0], both[1]
 
 
-def _layers_with_experts(bench: parts.Bench) -> Floats:
-    candidates, shape = bench.candidates, bench.shape
-    own = candidates.parts["E"] if "E" in candidates.parts else np.zeros(candidates.layers.shape)
-    return own + candidates.depths * (shape.depths * shape.depth.count("E"))
-
-
 def _hidden(bench: parts.Bench, per_batch: parts.Work, busy: Floats) -> Floats:
     """Of the exchange, what runs behind another micro batch's computation; the first and last have none beside them."""
     exchange = per_batch[parts.INSIDE] + per_batch[parts.ACROSS]
@@ -141,6 +134,9 @@ def _sharded_weights(bench: parts.Bench, weights: Held, busy: Floats) -> Floats:
     return np.maximum(seconds - bench.hardware.constants.overlap * busy, 0)
 
 
+_BLEND = 4.0
+"""How the GPU's time and the host's make one: the longer of both, more where they are alike, since a micro batch has
+long kernels that hide launches and short ones that wait for them. Assumed."""
 _FORWARD_SHARE = 0.35
 """Of a micro batch's time: a third of the multiplications, and some more of the rest."""
 
@@ -162,7 +158,8 @@ def _behind(bench: parts.Bench, weights: Held, stages: Floats) -> dict[str, Floa
         "gradient reduction": (reduction * slots).max(1),
         "weight gathering": (gathering * slots).max(1),
         "optimizer": (optimized(weights, facts, candidates, hardware) * slots).max(1),
-        "fixed": np.full(candidates.number, hardware.constants.step_ms * 1e-3),
+        "fixed": of_step(candidates, bench.shape).max(1) * hardware.constants.launch_us * 1e-6
+        + hardware.constants.step_ms * 1e-3,
     }
 
 
