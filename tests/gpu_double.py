@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ exec {srun} "${{@/--mpi=pmix/--mpi=none}}"
 """
 _PROGRAM = """#!/bin/bash
 [[ -z ${{SLURM_LOCALID:-}} || $SLURM_LOCALID == 0 || {alone} ]] || exit 0
-exec {python} {here} {name} "$@"
+GPU_DOUBLE={folder} exec {python} {here} {name} "$@"
 """
 
 
@@ -37,7 +36,8 @@ def install(folder: Path, srun: str = "/usr/bin/srun") -> Path:
     texts = {"srun": _SRUN.format(folder=folder, srun=srun)}
     for name in PROGRAMS:
         alone = f"-e {folder}/no_mpi"
-        texts[name] = _PROGRAM.format(python=sys.executable, here=Path(__file__), name=name, alone=alone)
+        words = {"folder": folder, "python": sys.executable, "here": Path(__file__), "name": name, "alone": alone}
+        texts[name] = _PROGRAM.format(**words)
     for name, text in texts.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
@@ -154,6 +154,8 @@ def _nvidia_smi(machine: Mapping[str, Any], node: str, words: Sequence[str]) -> 
 
 
 def _dcgmi(machine: Mapping[str, Any], node: str, words: Sequence[str]) -> int:
+    with (_folder() / "dcgmi.said").open("a") as said:
+        said.write(f"{node} {' '.join(words)}\n")
     fails = machine.get("diag", {}).get(node)
     if fails == "no daemon":
         print("Error: unable to establish a connection to the specified host: localhost\n")
@@ -164,9 +166,7 @@ def _dcgmi(machine: Mapping[str, Any], node: str, words: Sequence[str]) -> int:
 
 
 def _perf(machine: Mapping[str, Any], node: str, words: Sequence[str], name: str, folder: Path) -> int:
-    hosts = subprocess.run(
-        ["scontrol", "show", "hostnames", os.environ["SLURM_STEP_NODELIST"]], capture_output=True, text=True
-    ).stdout.split()
+    hosts = _hosts(os.environ["SLURM_STEP_NODELIST"])
     assert tuple(words) == ("-b", "8G", "-e", "8G", "-g", "1", "-c", "1", "-n", "20"), words
     if (folder / "no_mpi").exists():
         print(perf_text(name, [node], 0.0, gpus=1), end="", flush=True)
@@ -184,10 +184,22 @@ def _perf(machine: Mapping[str, Any], node: str, words: Sequence[str], name: str
     return 1 if wrong else 0
 
 
+def _hosts(nodes: str) -> list[str]:
+    """`n[1-2,4]` as names; no client of Slurm is in an image."""
+    name, _, inner = nodes.rstrip("]").partition("[")
+    spans = [part.split("-") for part in inner.split(",")] if inner else []
+    return [f"{name}{at}" for span in spans for at in range(int(span[0]), int(span[-1]) + 1)] or [name]
+
+
+def _folder() -> Path:
+    """Where the programs were put: on PATH, or where this one was called from."""
+    return Path(os.environ["GPU_DOUBLE"])
+
+
 def main(words: Sequence[str]) -> int:
     """Be the program that the first word names."""
     name, rest = words[0], words[1:]
-    folder = Path(next(part for part in os.environ["PATH"].split(":") if (Path(part) / "machine.json").exists()))
+    folder = _folder()
     machine, node = json.loads((folder / "machine.json").read_text()), socket.gethostname().partition(".")[0]
     if name == "nvidia-smi":
         return _nvidia_smi(machine, node, rest)

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from moekit.track.machine import machine_metrics, machine_refusal
 from moekit.track.storage import Row, Storage, row_id, time_stamp
 from moekit.watch.alerting import Setting
 from moekit.watch.derive import Derived, Deriver, losses_of
@@ -110,6 +111,7 @@ class Feed:
         self._setting = Setting(self.run_dir)
         self._health = Health(self._setting.thresholds, Facts())
         self._refused = ""
+        self._told: set[int] = set()
 
     def _find_attempts(self, steps: Iterable[Step]) -> list[Row]:
         """Make way for attempts that are new: their first steps are known from here on; an alert for each."""
@@ -117,13 +119,26 @@ class Feed:
         new = set(attempts(self.run_dir)) | {step.attempt for step in steps}
         for attempt in sorted(new - self._first_steps.keys()):
             if (first := _first_step(self.run_dir, attempt)) is None:
+                rows += self._refused_nodes(attempt)
                 continue
             self._storage.forget(self._run_id, attempt, first.step)
             self._last = ""  # it may be among them
             if self._first_steps:
                 rows.append(self._resumed(first))
             self._first_steps[attempt] = first.step
+            if measured := machine_metrics(self.run_dir / "attempts" / str(attempt)):
+                rows.append(self._row(attempt, "machine", first.step, first.time, measured))
         return rows
+
+    def _refused_nodes(self, attempt: int) -> list[Row]:
+        """An alert for an attempt that never trained, since its nodes were not fit; once."""
+        sentence, step, at = machine_refusal(self.run_dir / "attempts" / str(attempt))
+        if not sentence or attempt in self._told:
+            return []
+        self._told.add(attempt)
+        identity = {"kind": "alert", "alert_id": row_id(self._run_id, attempt, "refused")}
+        words = {"title": f"attempt {attempt} was refused its nodes", "text": sentence, "level": "warn"}
+        return [{**identity, **self._place(step, at), **words}]
 
     def _counts(self, attempt: int, step: int) -> bool:
         """Whether no later attempt trained the step again."""

@@ -13,6 +13,7 @@ from typing import Any
 import gpu_double
 import pytest
 from cluster import Cluster
+from cluster.machine import what_python_needs
 from gpu_double import nccl_text
 
 pytestmark = pytest.mark.slurm
@@ -42,8 +43,8 @@ class Machine:
         trainer.write_text(TRAINER)
         trainer.chmod(0o755)
         programs = {"nccl_tests": str(self.bin / "alltoall_perf"), "python": str(trainer)}
-        fields: dict[str, Any] = {"preflight": True, "fabric": fabric, "shared_root": str(root), **programs}
-        self.profile = slurm.profile(root.name, environment={"NCCL_DEBUG": "INFO"}, **fields)
+        self.fields: dict[str, Any] = {"preflight": True, "fabric": fabric, "shared_root": str(root), **programs}
+        self.profile = slurm.profile(root.name, environment={"NCCL_DEBUG": "INFO"}, **self.fields)
         # this machine's limit on locked memory cannot be raised
         self.env = {"PATH": f"{self.bin}:{os.environ['PATH']}", "MOEKIT_PREFLIGHT_ACCEPT": "memlock"}
 
@@ -175,6 +176,22 @@ def test_two_settings_in_turn(machine: Machine) -> None:
     root = machine.root / "preflight"
     assert not (root / "baselines").exists()
     assert not list(root.glob("*.json"))
+
+
+def test_in_an_image_of_its_own(machine: Machine) -> None:
+    """As on the handbook's cluster: nodes are asked outside the container, and measured in it."""
+    images = {"container": "pyxis", "nccl_tests_image": str(machine.slurm.image), "library_path": ["/training/lib"]}
+    mounts = [*what_python_needs(machine.root), str(Path(gpu_double.__file__).parent)]
+    machine.profile = machine.slurm.profile("image", **{**machine.fields, **images, "mounts": mounts})
+    verdict = machine.verdict("--nodes", "2", "--level", "2")
+    assert (verdict["across"], verdict["refused"]) == (77.14, "")
+    said = (machine.bin / "srun.said").read_text().splitlines()
+    asked, measured = said[0], said[-1]
+    assert "--container" not in asked
+    assert f"--container-image={machine.slurm.image} " in measured
+    folder = machine.root / "preflight" / "jobs" / "1"
+    assert f" --no-container-mount-home --no-container-entrypoint --container-workdir={folder} bash" in measured
+    assert (machine.bin / "dcgmi.said").read_text().splitlines()[0].endswith(" diag -r 2 --fail-early -j")
 
 
 @pytest.mark.parametrize(
