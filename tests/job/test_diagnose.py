@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,12 +23,14 @@ from job_runs import (
     read_metrics,
 )
 
-from moekit.job import diagnose
+from moekit.job import diagnose, samples
 from moekit.watch.experts import bias, diagnostics, dumps
 from moekit.watch.metrics import MetricsReader
 
 pytestmark = pytest.mark.megatron
 torch = pytest.importorskip("torch")
+
+sys.path.insert(0, str(Path(diagnose.__file__).parent))  # `samples` imports its siblings, as in a run
 
 ONE_MICRO_BATCH = ["--global-batch-size", "4"]
 SHARED = ["--moe-shared-expert-intermediate-size", "32"]
@@ -201,16 +204,13 @@ def test_the_bias_of_a_checkpoint_is_what_torch_reads(diagnosed: Path, tmp_path:
     assert bias.read(folder, EXPERTS - 1)[1][0].endswith("has 8 values for 7 experts")
 
 
-# The router's sets, on a real router
+# On a real router, and on a real layer
 
 
 @pytest.fixture
-def router_of(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """A real TopKRouter on one CPU rank, made of options of the transformer's config."""
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    """Megatron's process groups on one CPU rank."""
     from megatron.core import parallel_state
-    from megatron.core.process_groups_config import ProcessGroupCollection
-    from megatron.core.transformer.moe.router import TopKRouter
-    from megatron.core.transformer.transformer_config import TransformerConfig
 
     from moekit.job import cuda_on_cpu
 
@@ -218,26 +218,62 @@ def router_of(tmp_path: Path) -> Iterator[Callable[..., Any]]:
         cuda_on_cpu.install()
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/met", rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
-
-    def make(**options: Any) -> Any:
-        said = {"num_moe_experts": 16, "moe_router_topk": 4, "moe_router_load_balancing_type": "none", **options}
-        config = TransformerConfig(
-            num_layers=1, hidden_size=32, num_attention_heads=4, add_bias_linear=False, moe_ffn_hidden_size=32, **said
-        )
-        torch.manual_seed(1)
-        return TopKRouter(config, ProcessGroupCollection.use_mpu_process_groups())
-
-    yield make
+    yield
     parallel_state.destroy_model_parallel()
     torch.distributed.destroy_process_group()
 
 
+def config_of(**options: Any) -> Any:
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    said = {"num_moe_experts": 16, "moe_router_topk": 4, "moe_router_load_balancing_type": "none", **options}
+    return TransformerConfig(
+        num_layers=1, hidden_size=32, num_attention_heads=4, add_bias_linear=False, moe_ffn_hidden_size=32, **said
+    )
+
+
+@pytest.fixture
+def router_of(one_rank: None) -> Callable[..., Any]:
+    """A real TopKRouter, made of options of the transformer's config."""
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.moe.router import TopKRouter
+
+    def make(**options: Any) -> Any:
+        torch.manual_seed(1)
+        return TopKRouter(config_of(**options), ProcessGroupCollection.use_mpu_process_groups())
+
+    return make
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_both_branches_of_a_real_layer(one_rank: None, gate: bool) -> None:
+    """The shared one behind its gate, the routed one combined: together they are the layer's output."""
+    from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+    model_parallel_cuda_manual_seed(1)
+    options = {"moe_shared_expert_intermediate_size": 16, "moe_token_dispatcher_type": "alltoall"}
+    settings = config_of(**options, moe_shared_expert_gate=gate)
+    make = get_moe_module_spec(use_te=False, num_experts=16, moe_grouped_gemm=False)
+    layer = make(settings, layer_number=1, pg_collection=ProcessGroupCollection.use_mpu_process_groups())
+    hidden = torch.randn(10, 3, 32)
+    sample = samples.Sample(layer, "decoder.layers.0.mlp")
+    with ExitStack() as hooked:
+        samples._watch_layer(hooked, sample)
+        watched = layer(hidden)[0]
+    output, shared = layer(hidden)[0].detach(), layer.shared_experts(hidden).detach()
+    assert torch.equal(watched, output)
+    assert "combine_postprocess" not in vars(layer.token_dispatcher)
+    ratios = shared.double().norm(dim=-1) / (output - shared).double().norm(dim=-1)
+    found = sample.record["shared_over_routed"]
+    assert (found["tokens"], found["zero_routed"]) == (30, 0)
+    assert found["sum"] == pytest.approx(float(ratios.sum()), rel=1e-4)
+    assert found["largest"] == pytest.approx(float(ratios.max()), rel=1e-4)
+    assert sum(sample.record["norms"]["rows"]) == 30 * 4
+
+
 def flips(router: Any, hidden: Any, mask: Any = None) -> dict[str, Any]:
-    import sys
-
-    sys.path.insert(0, str(Path(diagnose.__file__).parent))
-    from moekit.job import samples
-
     chosen = router(hidden, mask)[1]
     return samples.flips(SimpleNamespace(router=router, config=router.config), hidden, mask, chosen)
 
@@ -278,8 +314,6 @@ def test_in_fp32_nothing_flips_and_masked_tokens_are_left_out(router_of: Callabl
     ],
 )
 def test_routing_that_cannot_be_done_again_is_refused(router_of: Callable[..., Any], options: dict[str, Any]) -> None:
-    from moekit.job import samples
-
     router = router_of()
     router.config = SimpleNamespace(**{**vars(router.config), **options})
     router.routing_type = router.config.moe_router_load_balancing_type
