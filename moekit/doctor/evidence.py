@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moekit.doctor.causes import first
+from moekit.doctor.traces import Traces, of_run
 from moekit.doctor.triage import Hit, Triage, read_log
 from moekit.launch.rundir import RunDir
 from moekit.recipe.load import load_partly
@@ -49,6 +50,7 @@ class Evidence:
     """Of the newest attempts that ended badly or run, the newest first."""
     missing: list[str] = field(default_factory=list)
     """What could not be looked at, and why: sentences."""
+    traces: Traces = field(default_factory=Traces)
 
     @property
     def sizes(self) -> Sizes | None:
@@ -87,7 +89,9 @@ def gather(run: RunDir, history: History) -> Evidence:
         missing.append("No step was logged, so nothing is said from numbers.")
     if history.starts and not logs and history.starts[-1].attempt.ending.kind not in _FINE:
         missing.append("The newest attempt has no log.")
-    return Evidence(picture, alerts, load_partly(str(run.recipe)).recipe, history, logs, missing)
+    traces = of_run(run, max((log.triage.peak_mib for log in logs), default=0.0) / 1024)
+    missing += traces.missing
+    return Evidence(picture, alerts, load_partly(str(run.recipe)).recipe, history, logs, missing, traces)
 
 
 def _logs(run: RunDir, history: History) -> Iterator[Log]:

@@ -62,7 +62,7 @@ class Symptom:
     """Where that comes from."""
     remedies: tuple[Remedy, ...]
     test: str = ""
-    """The function of `judge.py` that looks for it in a run's files; empty where files alone cannot show it."""
+    """The function of `judges/` that looks for it in a run's files; empty where files alone cannot show it."""
     advice: str = ""
     """What to do where no recipe helps."""
 

@@ -43,6 +43,8 @@ _PROGRESS = b" elapsed time per iteration "
 """In the line that Megatron prints of a step (megatron/training/training.py, `training_log`)."""
 _NOTE = "note"
 """No cause, but what a node's network is, or how its GPUs fared in a test."""
+_PEAK_SAYS = r" memory \(MB\) \| allocated: "
+_PEAK = re.compile(rb"\| max allocated: ([\d.]+)")
 _WAITS = ("watchdog_timeout", "watchdog_report", "gloo_timeout")
 
 
@@ -74,6 +76,8 @@ class Triage:
     hits: dict[str, Hit] = field(default_factory=dict)
     collectives: Collectives = field(default_factory=Collectives)
     networks: transport.Networks = field(default_factory=transport.Networks)
+    peak_mib: float = 0.0
+    """The largest that a rank says it had allocated of its GPU (megatron/training, `report_memory`)."""
     sniff: sniff.SniffTests = field(default_factory=sniff.SniffTests)
 
     @property
@@ -116,7 +120,11 @@ def _expressions() -> tuple[Needles, Needles, tuple[tuple[str, re.Pattern[bytes]
 
     That is causes in their order, an exception that none names, and lines of the network.
     """
-    texts = [*patterns(), (UNNAMED, _EXCEPTION), *((_NOTE, said) for said in (*transport.SAYS, *sniff.SAYS))]
+    texts = [
+        *patterns(),
+        (UNNAMED, _EXCEPTION),
+        *((_NOTE, said) for said in (*transport.SAYS, *sniff.SAYS, _PEAK_SAYS)),
+    ]
     by_number = [text for _, text in texts if re.search(r"\d|\\d", text)]
     each = tuple((key, re.compile(text.encode())) for key, text in texts)
     return needles([text for _, text in texts]), needles(by_number), each
@@ -176,6 +184,8 @@ class _Reader:
         if key in (_NOTE, "gpu_outlier"):
             self.triage.sniff.take(line)
         if key == _NOTE:
+            if peak := _PEAK.search(line):
+                self.triage.peak_mib = max(self.triage.peak_mib, float(peak[1]))
             return
         hit = self.triage.hits.get(key)
         if hit is None:

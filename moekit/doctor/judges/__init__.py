@@ -1,0 +1,1 @@
+"""What each symptom looks for in the evidence: a function each, by how runs fail."""
