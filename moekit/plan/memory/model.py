@@ -11,7 +11,7 @@ from moekit.plan.candidates import Candidates, Floats
 from moekit.plan.memory.activations import activations
 from moekit.plan.memory.loss import logits_bytes
 from moekit.plan.memory.outside import graph_bytes, outside_terms
-from moekit.plan.memory.static import static_terms, step_terms
+from moekit.plan.memory.static import gathered_layers, is_fully_sharded, static_terms, step_terms
 from moekit.plan.memory.tokens import tokens_of
 from moekit.plan.run import Facts
 from moekit.plan.shape import Shape
@@ -74,6 +74,8 @@ def memory(shape: Shape, facts: Facts, c: Candidates, busiest: float | Floats = 
     at_loss = loss >= kept.working
     moment = {"logits": np.where(at_loss, loss, 0.0), "working": np.where(at_loss, 0.0, kept.working)}
     held = dict(kept.kept)
+    if is_fully_sharded(facts):
+        held["gathered layers"] = gathered_layers(shape, facts, c)
     if facts.graphs != "none":
         held["CUDA graphs"] = graph_bytes(c, shape, tokens)
     named = {name: size for name, size in moment.items() if size.any()}

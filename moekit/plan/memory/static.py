@@ -94,7 +94,7 @@ def static_terms(shape: Shape, facts: Facts, c: Candidates) -> dict[str, Floats]
     held = elements(shape, c)
     whole, divided = held.all, _divided(held, facts, c)
     strategy = facts.fsdp_strategy if facts.sharding == "fsdp" else ""
-    weights = divided if strategy == "optim_grads_params" else whole
+    weights = divided if is_fully_sharded(facts) else whole
     gradients = divided if strategy in ("optim_grads", "optim_grads_params") else whole
     states = _states(held, divided, facts)
     kept = 1 - facts.optimizer_offload
@@ -104,7 +104,7 @@ def static_terms(shape: Shape, facts: Facts, c: Candidates) -> dict[str, Floats]
         "FP8 copies": held.matrices * (2.0 if facts.fp8 and not facts.fp8_weights else 0.0),
         "gradients": gradients * facts.grad_bytes,
         **{name: kept * size for name, size in states.items()},
-        "gathered weights": _gathered(shape, facts, c) if strategy == "optim_grads_params" else np.zeros(whole.shape),
+        "whole weights": _ends(shape, facts, c) * is_fully_sharded(facts),
         "placeholder gradients": _placeholders(shape, facts, c),
         "workspaces": np.full(whole.shape, _workspaces(shape, facts)),
         "buffers": _buffers(shape, facts, c),
@@ -156,16 +156,29 @@ def _states(held: Elements, divided: Floats, facts: Facts) -> dict[str, Floats]:
     }
 
 
-def _gathered(shape: Shape, facts: Facts, c: Candidates) -> Floats:
-    """Fully sharded: the largest layer and the one that is fetched meanwhile, whole, weights and gradients."""
+def _ends(shape: Shape, facts: Facts, c: Candidates) -> Floats:
+    """Fully sharded, what is in no layer stays whole: embedding and output layer."""
+    words = shape.rows * shape.hidden / c.tensor * facts.weight_bytes
+    ends = (c.embedding | c.depths).astype(float) + (c.output & ~(c.embedding if shape.tied else np.False_))
+    whole: Floats = words[:, None] * ends
+    return whole
+
+
+def gathered_layers(shape: Shape, facts: Facts, c: Candidates) -> Floats:
+    """Fully sharded, while it is computed: the largest layer whole, with its gradients, and the one that is fetched
+    meanwhile. `# (candidate, stage)`"""
     largest = np.zeros(c.number)
     for layer in {*shape.layers, *([shape.depth] if shape.depths else [])}:
         weights = [weight for letter in layer for weight in part_weights(shape, letter)]
         size = sum((weight.count / divisor(c, weight.split) for weight in weights), np.zeros(c.number))
         largest = np.maximum(largest, size)
     bytes_each = 2 * facts.weight_bytes + facts.grad_bytes
-    gathered: Floats = np.broadcast_to((largest * bytes_each)[:, None], c.layers.shape)
-    return gathered
+    return np.where(c.exists, (largest * bytes_each)[:, None], 0.0)
+
+
+def is_fully_sharded(facts: Facts) -> bool:
+    """Whether data-parallel ranks divide the weights themselves."""
+    return facts.sharding == "fsdp" and facts.fsdp_strategy == "optim_grads_params"
 
 
 def _placeholders(shape: Shape, facts: Facts, c: Candidates) -> Floats:
@@ -192,6 +205,10 @@ def _shapes(shape: Shape, letter: str, c: Candidates) -> list[Floats]:
     if letter == "-" and shape.dense:
         up = (shape.dense.matrices - 1) * shape.dense.width * hidden / tensor
         return [up, hidden * shape.dense.width / tensor]
+    if letter == "M" and shape.mamba:
+        inner = shape.mamba.heads * shape.mamba.width
+        projected = 2 * inner + 2 * shape.mamba.groups * shape.mamba.state + shape.mamba.heads
+        return [hidden * projected / tensor, hidden * inner / tensor]
     if letter == "E" and shape.experts:
         of, outer = shape.experts, shape.experts.latent or hidden
         each = outer * of.width / c.expert_tensor.astype(float)
