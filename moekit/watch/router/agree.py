@@ -60,7 +60,7 @@ def disagree(run: RunDir, other: RunDir) -> Disagreement:
     if not common:
         raise error(
             f"runs `{run.path.name}` and `{other.path.name}` have no traced step in common",
-            "`monitor.routing_trace_iters` traces the first steps",
+            "`monitor.routing_trace` traces the first steps",
         )
     step = max(common)
     found = [_places(grid, folder[step], step) for grid, folder in zip(grids, folders, strict=True)]

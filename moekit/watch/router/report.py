@@ -132,7 +132,7 @@ def report(run: RunDir, last: int = 1, only: str | None = None, serving_ep: int 
         why = "its files are empty: Megatron writes nothing for calls that drop tokens, nor under CUDA graphs"
         raise error(
             f"run `{run.path.name}` has no counts and no routing trace" + (f"; {why}" if empty else ""),
-            "`monitor.tokens_per_expert_interval` and `monitor.routing_trace_iters` write them",
+            "`monitor.tokens_per_expert_interval` and `monitor.routing_trace` write them",
         )
     return _checked(
         Report(

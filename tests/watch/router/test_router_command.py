@@ -111,7 +111,7 @@ def test_runs_without_anything(tmp_path: Path) -> None:
     assert refused.returncode == 1
     assert refused.stderr == (
         f"error: run `{tmp_path.name}` has no counts and no routing trace\n"
-        "    hint: `monitor.tokens_per_expert_interval` and `monitor.routing_trace_iters` write them\n"
+        "    hint: `monitor.tokens_per_expert_interval` and `monitor.routing_trace` write them\n"
     )
 
 
