@@ -15,8 +15,8 @@ PACKAGE = Path(moekit.__file__).parent
 ROOT = PACKAGE.parent
 FIELDS = {name: {field.name for field in fields(section)} for name, section in sections()}
 NAMED = re.compile(rf"`((?:{'|'.join(FIELDS)})\.[a-z_0-9]+)(?::[^`\n]*)?`")
-ELSEWHERE = {"train.log", "megatron.training"}
-"""A file and a module."""
+ELSEWHERE = {"train.log", "train.sh", "megatron.training"}
+"""Files, and a module."""
 TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(PACKAGE.rglob("*.py"))]
 
 
