@@ -59,6 +59,7 @@ class LayerServing:
     """`# (denominator, name)`, in the order of `Sizes.denominators` and `NAMES`."""
     tokens: int = 0
     not_finite: int = 0
+    """Left out: without weights, or with another top-k than the run's."""
     mass: float = 0.0
     """Of the trained experts' probability, among all by a softmax: small where the router is flat."""
     kept: float = 0.0
@@ -138,7 +139,7 @@ def _choosers(args: Mapping[str, Any]) -> list[str]:
 
 
 def _of_tokens(logits: NDArray[Any], experts: NDArray[Any], sizes: Sizes, score: Score) -> LayerServing:
-    found = LayerServing(np.zeros((len(sizes.denominators), len(NAMES))))
+    found = LayerServing(np.zeros((len(sizes.denominators), len(NAMES))), not_finite=len(logits))
     if experts.shape[1] == sizes.trained:
         values, mass, kept = served_values(logits, experts, sizes, score)
         good = np.isfinite(values).all(axis=(0, 1))  # not where all scores are 0

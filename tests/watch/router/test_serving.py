@@ -145,6 +145,7 @@ def test_tokens_without_weights_are_left_out() -> None:
     assert (found.tokens, found.not_finite) == (1, 1)
     assert found.means[1].tolist()[:2] == [1, 0.5]
     another = _of_tokens(logits, np.array([[0], [0]]), Sizes(1, 2, 4), Score("sigmoid"))  # another top-k than the run's
+    assert (another.tokens, another.not_finite) == (0, 2)
     another.merge(found)
     assert (another.tokens, another.means.tolist()) == (1, found.means.tolist())
     assert np.isnan(LayerServing(np.zeros((1, 4))).means).all()
