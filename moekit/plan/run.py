@@ -68,6 +68,8 @@ class Facts:
     optimizer_instances: int
     """Copies of the divided optimizer state."""
     optimizer: str
+    whole_tensors: bool
+    """Ranks that divide the state take whole tensors (core/optimizer/layer_wise_optimizer.py without a layout)."""
     precision_aware: bool
     main_weight_bytes: int
     """Of the optimizer's own weights; 2 in fp16 are the low bits to bf16 weights' high ones."""
@@ -112,6 +114,8 @@ class Facts:
     pad_to_capacity: bool
     rank_capacity: float | None
     """`--moe-expert-rank-capacity-factor`."""
+    paged_stash: bool
+    """Experts' activations are kept in pages, of the rows that are there."""
     quantization_padding: bool
     shared_overlap: bool
     balancing: tuple[str, ...]
@@ -160,6 +164,7 @@ def facts_of(given: Given) -> Facts:
         fsdp_strategy=str(said("data_parallel_sharding_strategy")),
         optimizer_instances=int(said("num_distributed_optimizer_instances")),
         optimizer=str(said("optimizer")),
+        whole_tensors="muon" in str(said("optimizer")) and given("use_layer_wise_param_layout") is False,
         precision_aware=aware,
         main_weight_bytes=BYTES[str(said("main_params_dtype"))] if aware else 4,
         first_moment_bytes=BYTES[str(said("exp_avg_dtype"))] if aware else 4,
@@ -191,6 +196,7 @@ def facts_of(given: Given) -> Facts:
         capacity=given("moe_expert_capacity_factor"),
         pad_to_capacity=bool(given("moe_pad_expert_input_to_capacity")),
         rank_capacity=given("moe_expert_rank_capacity_factor"),
+        paged_stash=bool(given("moe_paged_stash")),
         quantization_padding=bool(given("moe_router_padding_for_quantization") or given("moe_router_padding_for_fp8")),
         shared_overlap=bool(given("moe_shared_expert_overlap")),
         balancing=tuple(map(str, balancing)) if isinstance(balancing, list) else (str(balancing),),

@@ -69,6 +69,8 @@ def memory(shape: Shape, facts: Facts, c: Candidates, busiest: float | Floats = 
     layouts or `# (candidate,)` (`moekit.plan.memory.imbalance`)."""
     tokens = tokens_of(shape, facts, c, busiest)
     static = static_terms(shape, facts, c)
+    if facts.graphs != "none":
+        static["CUDA graphs"] = graph_bytes(c, shape, facts, tokens)
     kept = activations(shape, facts, c, tokens)
     loss = logits_bytes(shape, facts, c, tokens)
     at_loss = loss >= kept.working
@@ -76,8 +78,6 @@ def memory(shape: Shape, facts: Facts, c: Candidates, busiest: float | Floats = 
     held = dict(kept.kept)
     if is_fully_sharded(facts):
         held["gathered layers"] = gathered_layers(shape, facts, c)
-    if facts.graphs != "none":
-        held["CUDA graphs"] = graph_bytes(c, shape, tokens)
     named = {name: size for name, size in moment.items() if size.any()}
     found = Memory(static, step_terms(shape, facts, c), held, named, {})
     return replace(found, outside=outside_terms(c, shape, tokens, found.peak))

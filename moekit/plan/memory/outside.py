@@ -7,9 +7,12 @@ import numpy as np
 from moekit.plan.candidates import Candidates, Floats
 from moekit.plan.memory.flight import in_flight
 from moekit.plan.memory.tokens import Tokens
+from moekit.plan.run import Facts
 from moekit.plan.shape import Shape
 
 _GIB = 2.0**30
+_FIRST = ("attn", "mamba")
+"""Modules of CUDA graphs that are a layer's first part."""
 CONTEXT_BYTES = 0.8 * _GIB
 """CUDA's context and the kernels loaded into it."""
 COMMUNICATOR_BYTES = 0.25 * _GIB
@@ -46,8 +49,13 @@ def _dispatch_library(shape: Shape, c: Candidates, t: Tokens) -> Floats:
     return np.where(own, t.part * c.expert * c.expert_tensor * shape.hidden * t.element, 0.0)
 
 
-def graph_bytes(c: Candidates, shape: Shape, t: Tokens) -> Floats:
-    """Inputs and outputs of captured layers, and their gradients, which a graph holds at fixed places."""
-    each = 4 * t.part * shape.hidden * t.element
+def graph_bytes(c: Candidates, shape: Shape, facts: Facts, t: Tokens) -> Floats:
+    """Inputs and outputs of what is captured of each layer, and their gradients, which a graph holds at fixed places;
+    of a graph of the whole iteration nothing stays between its parts. `# (candidate, stage)`"""
+    if facts.graphs not in ("local", "transformer_engine"):
+        return np.zeros(c.layers.shape)
+    attention = not facts.graph_modules or any(name in _FIRST for name in facts.graph_modules)
+    second = not facts.graph_modules or any(name not in _FIRST for name in facts.graph_modules)
+    each = 4 * (attention + second) * t.part * shape.hidden * t.element
     size: Floats = each[:, None] * c.layers * in_flight(c)
     return size

@@ -159,11 +159,11 @@ def _experts(hidden: int, of: Experts, facts: Facts, c: Candidates, t: Tokens) -
     outer, width = of.latent or hidden, of.width / c.expert_tensor
     if of.latent:
         yield Saved("experts", t.part * of.latent * t.linear, ("moe",))
-    yield Saved("experts", t.rows * outer * t.linear, ("moe",), "expert_fc1")
-    yield Saved("experts", t.rows * ((of.matrices - 1) * width * t.element + 4), ("moe",), "moe_act")
-    yield Saved("experts", t.rows * width * t.linear, ("moe", "moe_act"))
+    yield Saved("experts", t.kept_rows * outer * t.linear, ("moe",), "expert_fc1")
+    yield Saved("experts", t.kept_rows * ((of.matrices - 1) * width * t.element + 4), ("moe",), "moe_act")
+    yield Saved("experts", t.kept_rows * width * t.linear, ("moe", "moe_act"))
     if not facts.activation_fusion:  # before it is multiplied with the routing weight, and with what is gated
-        yield Saved("experts", t.rows * width * t.element * (of.matrices - 1), ("moe", "moe_act"))
+        yield Saved("experts", t.kept_rows * width * t.element * (of.matrices - 1), ("moe", "moe_act"))
     if facts.deterministic and not facts.permute_fusion:  # moe_utils.py:563: `index_add_` keeps what it adds
         yield Saved("experts", t.sent * outer * t.element, ("moe",))
     if of.shared_width:

@@ -92,7 +92,7 @@ def _by_split(weights: Iterable[Weight]) -> Counter[tuple[Split, bool]]:
 def static_terms(shape: Shape, facts: Facts, c: Candidates) -> dict[str, Floats]:
     """Bytes by name. `# (candidate, stage)`"""
     held = elements(shape, c)
-    whole, divided = held.all, _divided(held, facts, c)
+    whole, divided = held.all, _divided(shape, held, facts, c)
     strategy = facts.fsdp_strategy if facts.sharding == "fsdp" else ""
     weights = divided if is_fully_sharded(facts) else whole
     gradients = divided if strategy in ("optim_grads", "optim_grads_params") else whole
@@ -117,16 +117,20 @@ def step_terms(shape: Shape, facts: Facts, c: Candidates) -> dict[str, Floats]:
     less (core/optimizer/distrib_optimizer.py `_copy_model_grads_to_main_grads`). `# (candidate, stage)`"""
     if facts.grad_bytes == 4 or facts.precision_aware:  # a precision-aware optimizer reads them as they are
         return {}
-    size = _divided(elements(shape, c), facts, c) * 4 * (1 - facts.optimizer_offload)
+    size = _divided(shape, elements(shape, c), facts, c) * 4 * (1 - facts.optimizer_offload)
     return {"fp32 gradients": np.where(c.exists, size, 0.0)}
 
 
-def _divided(held: Elements, facts: Facts, c: Candidates) -> Floats:
+def _divided(shape: Shape, held: Elements, facts: Facts, c: Candidates) -> Floats:
     """Elements whose state a GPU has."""
+    words = (shape.rows * shape.hidden / c.tensor)[:, None]
     if facts.sharding == "none" or (facts.sharding == "fsdp" and facts.fsdp_strategy == "no_shard"):
         return held.all
     dense_ranks, expert_ranks = _shards(facts, c)
-    return held.dense / dense_ranks + held.experts / expert_ranks
+    dense = held.dense / dense_ranks
+    if facts.whole_tensors:  # some rank has the embedding, or the output layer
+        dense = np.maximum(dense, words * (c.embedding | c.depths | c.output))
+    return dense + held.experts / expert_ranks
 
 
 def _shards(facts: Facts, c: Candidates) -> tuple[Floats, Floats]:

@@ -10,6 +10,8 @@ from moekit.plan.candidates import Candidates, Floats
 from moekit.plan.run import Facts
 from moekit.plan.shape import Shape
 
+_STASHED = 1.1
+"""Pages of `--moe-paged-stash` over the rows that are there (core/transformer/transformer_config.py:1274)."""
 _PADDED_TO = 16
 """Rows of each local expert with quantized matrices (core/transformer/moe/moe_utils.py, the alignment of FP8)."""
 
@@ -27,6 +29,8 @@ class Tokens:
     """Tokens outside of it: a share of them with sequence parallelism."""
     rows: Floats
     """Rows that the busiest rank's experts compute."""
+    kept_rows: Floats
+    """Rows of which the experts' activations are kept."""
     sent: Floats
     """Copies of tokens that a rank sends to experts."""
     element: int
@@ -42,12 +46,14 @@ def tokens_of(shape: Shape, facts: Facts, c: Candidates, busiest: float | Floats
     whole = sequences * length
     part = np.where(c.sequence_parallel, whole / c.tensor, whole)
     sent = part * (shape.experts.topk if shape.experts else 0)
+    rows = _rows(shape, facts, c, sent * c.expert_tensor, np.asarray(busiest, dtype=float))
     return Tokens(
         sequences=sequences,
         length=length,
         whole=whole,
         part=part,
-        rows=_rows(shape, facts, c, sent * c.expert_tensor, np.asarray(busiest, dtype=float)),
+        rows=rows,
+        kept_rows=np.minimum(rows, _STASHED * sent * c.expert_tensor * busiest) if facts.paged_stash else rows,
         sent=sent,
         element=facts.weight_bytes,
         linear=1 if facts.fp8 or facts.fp4 else facts.weight_bytes,
