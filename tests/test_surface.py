@@ -259,7 +259,7 @@ def test_the_commands() -> None:
     """The whole list; a new one is a decision."""
     assert list(cli.ROOMS) == [
         *("check", "show", "flags", "diff", "new", "schema", "rules", "import"),
-        *("plan", "rehearse", "init", "image", "data"),
+        *("plan", "rehearse", "init", "image", "data", "preflight"),
         *("launch", "status", "why", "list", "logs", "cancel", "resume", "bundle"),
         *("watch", "compare", "router", "mismatch", "experts", "doctor", "profile"),
         *("track", "dashboard", "prove", "megatron"),
