@@ -74,15 +74,16 @@ class Traces:
 def of_run(run: RunDir, peak_gib: float) -> Traces:
     """Read what a run has of traces; what is too large, or needs numpy where that is not, is said."""
     found = Traces(peak_gib=peak_gib, gpu_gib=_gpu_gib(run))
-    for folder, reads, command in (
-        ("torch_profile", _exchange, f"moekit profile {run.path.name}"),
-        ("routing", _routing, f"moekit router {run.path.name} --weights --traffic"),
+    for folders, reads, command in (
+        (("torch_profile", "nsys"), _exchange, f"moekit profile {run.path.name}"),
+        (("routing",), _routing, f"moekit router {run.path.name} --weights --traffic"),
     ):
-        size = max((_bytes(run.attempt(number).path / folder) for number in run.numbers()), default=0)
+        attempts = [run.attempt(number).path for number in run.numbers()]
+        size = max((_bytes(attempt / folder) for attempt in attempts for folder in folders), default=0)
         if not size:
             continue
         if size > _MOST_BYTES:
-            said = f"Traces in `{folder}` are of {size / 2**30:.1f} GiB, and are not read on the way: `{command}`."
+            said = f"Traces in `{folders[0]}` are of {size / 2**30:.1f} GiB, and are not read on the way: `{command}`."
             found = replace(found, missing=(*found.missing, said))
         else:
             found = _with(found, run, reads, command)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from moekit.doctor.evidence import Evidence
 from moekit.doctor.judges.said import Said
+from moekit.watch.health import WARM_UP_STEPS
 
 _HALF = 0.35
 """Of a step: all-to-all that the handbook calls nearly half."""
@@ -65,8 +66,8 @@ def every_node(run: Evidence) -> Said:
 
 
 def flat_gate(run: Evidence) -> Said:
-    """The weights of a routing trace are all alike."""
-    gates = run.traces.gates
+    """The weights of a routing trace are all alike, as those of a new router are too."""
+    gates = run.traces.gates if run.picture.step >= WARM_UP_STEPS else ()
     flat = [one.layer for one in gates if one.flat]
     if not flat:
         return None
