@@ -215,7 +215,7 @@ def _say_start(plan: Plan, display: Display) -> None:
     steps = f"{left:,} iteration{'s' * (left != 1)} of {plan.tokens_per_step:,} tokens"
     display.fact("training", f"starting Megatron {version} on {on} with {plan.processes} process{'es' * many}, {steps}")
     if plan.container:
-        display.fact("container", plan.container.image)
+        display.fact("image", plan.container.image)
     display.fact("log", show(plan.run.attempt(plan.attempt).train_log))
     if not display.brief:
         display.say("")

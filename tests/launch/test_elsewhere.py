@@ -15,10 +15,13 @@ import pytest
 import yaml
 
 from moekit.cluster.profile import Cluster, find_cluster
+from moekit.job.checkpoints import missing
 from moekit.launch import elsewhere, hf_jobs
+from moekit.launch.folders import write
 from moekit.problems import MoekitError
 from moekit.recipe.load import Loaded, load
 from tests.launch import documented
+from tests.slurm.tiny import tiny
 
 ROOT = Path(__file__).parents[2]
 AWS = find_cluster("aws-p5")
@@ -143,8 +146,12 @@ def test_a_job_keeps_what_it_made_in_the_bucket(
         shutil.copy(files / "recipe.yaml", bucket / "runs/mine/recipe.yaml")
     checkpoint = root / "runs/mine/checkpoints"
     trainer = tmp_path / "bin" / "python"
-    saves = f"rm -rf {checkpoint}/iter_0000040; mkdir -p {checkpoint}/iter_0000060\necho w >{checkpoint}/iter_0000060/w\nprintf 60 >{checkpoint}/latest_"
-    trainer.write_text(trainer.read_text().replace('exit "${CODE', saves + 'checkpointed_iteration.txt\nexit "${CODE'))
+    saves = [
+        f"rm -rf {checkpoint}/iter_0000040; mkdir -p {checkpoint}/iter_0000060",
+        f"echo w >{checkpoint}/iter_0000060/w",
+        f"printf 60 >{checkpoint}/latest_checkpointed_iteration.txt",
+    ]
+    trainer.write_text(trainer.read_text().replace('exit "${CODE', "\n".join([*saves, 'exit "${CODE'])))
     words = ["bash", str(files / "hf_job.sh"), "mine", str(root), str(bucket)]
     done = subprocess.run(words, env={**env, "RANK_OF": "0"}, capture_output=True, text=True, timeout=60)
     kept = bucket / "runs" / "mine"
@@ -289,3 +296,31 @@ def test_the_command_writes_and_starts_nothing(tmp_path: Path) -> None:
 def test_the_jobs_files_are_the_same_every_time(recipe_of: Callable[..., Loaded]) -> None:
     cluster = hf_jobs.cluster_of("h200x8", hf_jobs.IMAGE)
     assert hf_jobs.job_files(load("first_moe"), "a", cluster) == hf_jobs.job_files(load("first_moe"), "a", cluster)
+
+
+@pytest.mark.train
+def test_a_job_trains_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    """`hf_job.sh` and `node.sh` with the real Megatron on this CPU, each Job on a disk of its own."""
+    from moekit.data.quickstart import prepare_python_docs
+
+    bucket = tmp_path / "bucket"
+    prepare_python_docs(bucket, lambda _: None)
+    (tmp_path / "tiny.yaml").write_text(tiny(4, "resilience: {exit_signal_handler: true}"))
+    loaded = load(str(tmp_path / "tiny.yaml"))
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for job, said in (("1", "step 4 is in the bucket"), ("2", "training is finished, at step 4")):
+        root, files = tmp_path / f"disk{job}", tmp_path / f"files{job}"
+        cluster = Cluster(
+            name="hf-jobs", gpus_per_node=2, gpu="h200", fabric="none", container="none", shared_root=str(root)
+        )
+        write(files, {**hf_jobs.job_files(loaded, "tiny", cluster), "megatron.list": ""})
+        words = ["bash", str(files / "hf_job.sh"), "tiny", str(root), str(bucket)]
+        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=150)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert said in done.stderr
+    kept = bucket / "runs" / "tiny"
+    assert (kept / "checkpoints/latest_checkpointed_iteration.txt").read_text() == "4"
+    assert missing(kept / "checkpoints/iter_0000004") == ""
+    assert [path.name for path in (kept / "attempts").iterdir()] == ["1"]
+    assert "iteration        4/" in (kept / "attempts/1/train.log").read_text()
+    assert (kept / "attempts/1/metrics.jsonl").read_text().count('"step": 4') == 1
