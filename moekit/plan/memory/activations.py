@@ -133,7 +133,8 @@ def _working(shape: Shape, c: Candidates, parts: dict[str, Part], full: Flags) -
     The backward pass of a layer's attention comes when what its second part kept is freed again.
     """
     layers = {*shape.layers, *([shape.depth] if shape.depths else [])}
-    chunk = np.where(c.recompute_method == "block", 1, np.maximum(c.recompute_layers, 1))
+    block = c.recompute_method == "block"
+    chunk = np.where(block, np.minimum(c.recompute_layers, 1), np.maximum(c.recompute_layers, 1))
     most = np.zeros(c.layers.shape)
     for layer in sorted(layers):
         needed, freed = np.zeros(c.number), np.zeros(c.number)

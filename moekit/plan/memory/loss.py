@@ -38,6 +38,5 @@ def logits_bytes(shape: Shape, facts: Facts, c: Candidates, t: Tokens) -> Floats
     own_gradient = 0.0 if facts.grad_fusion else shape.rows * shape.hidden / c.tensor * t.element
     backward = elements * t.element + t.whole * shape.hidden * t.element + own_gradient
     own = np.maximum(moment, backward)[:, None]
-    of_depths = (shape.depths * kept)[:, None] * c.depths
-    size: Floats = np.where(c.output, own + of_depths, 0.0)
+    size: Floats = np.where(c.output, own + (shape.depths * kept)[:, None], 0.0)
     return size

@@ -101,7 +101,7 @@ def static_terms(shape: Shape, facts: Facts, c: Candidates) -> dict[str, Floats]
     exists = c.exists
     terms = {
         "weights": weights / np.maximum(whole, 1) * _weight_bytes(held, facts),
-        "FP8 copies": held.matrices * (2.0 if facts.fp8 and not facts.fp8_weights else 0.0),
+        "FP4 copies" if facts.fp4 else "FP8 copies": held.matrices * _copy_bytes(facts),
         "gradients": gradients * facts.grad_bytes,
         **{name: kept * size for name, size in states.items()},
         "whole weights": _ends(shape, facts, c) * is_fully_sharded(facts),
@@ -143,6 +143,13 @@ def _shards(facts: Facts, c: Candidates) -> tuple[Floats, Floats]:
 def _weight_bytes(held: Elements, facts: Facts) -> Floats:
     """FP8 weights have a byte by rows and one by columns, for the multiplications of both directions."""
     return held.all * facts.weight_bytes + held.matrices * ((2.0 - facts.weight_bytes) * facts.fp8_weights)
+
+
+def _copy_bytes(facts: Facts) -> float:
+    """A byte by rows and one by columns where weights are not stored so, kept over a step's micro batches; half in FP4."""
+    if facts.fp4:
+        return 1.0
+    return 2.0 if facts.fp8 and not facts.fp8_weights else 0.0
 
 
 def _states(held: Elements, divided: Floats, facts: Facts) -> dict[str, Floats]:

@@ -10,6 +10,8 @@ from moekit.plan.candidates import Candidates, Floats
 from moekit.plan.run import Facts
 from moekit.plan.shape import Shape
 
+_FP4 = 0.5 + 1 / 16
+"""Bytes of an element in NVFP4, with the scale of each 16."""
 _STASHED = 1.1
 """Pages of `--moe-paged-stash` over the rows that are there (core/transformer/transformer_config.py:1274)."""
 _PADDED_TO = 16
@@ -35,7 +37,7 @@ class Tokens:
     """Copies of tokens that a rank sends to experts."""
     element: int
     """Bytes of an activation's element."""
-    linear: int
+    linear: float
     """Bytes of an element that a linear layer keeps of its input."""
 
 
@@ -56,7 +58,7 @@ def tokens_of(shape: Shape, facts: Facts, c: Candidates, busiest: float | Floats
         kept_rows=np.minimum(rows, _STASHED * sent * c.expert_tensor * busiest) if facts.paged_stash else rows,
         sent=sent,
         element=facts.weight_bytes,
-        linear=1 if facts.fp8 or facts.fp4 else facts.weight_bytes,
+        linear=_FP4 if facts.fp4 else 1 if facts.fp8 else facts.weight_bytes,
     )
 
 
