@@ -323,4 +323,4 @@ def test_a_job_trains_and_the_next_one_goes_on(tmp_path: Path) -> None:
     assert missing(kept / "checkpoints/iter_0000004") == ""
     assert [path.name for path in (kept / "attempts").iterdir()] == ["1"]
     assert "iteration        4/" in (kept / "attempts/1/train.log").read_text()
-    assert (kept / "attempts/1/metrics.jsonl").read_text().count('"step": 4') == 1
+    assert '"step": 4' in (kept / "attempts/1/metrics.jsonl").read_text()
