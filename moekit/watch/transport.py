@@ -7,8 +7,9 @@ Its lines need `NCCL_DEBUG=INFO`. They differ by version: `Using network`, from 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from moekit.job.preflight.network import Network, is_sockets
 
 SAYS = (
     r"NCCL INFO .*(?:Using network |Assigned NET plugin )",
@@ -18,44 +19,30 @@ SAYS = (
     r"NCCL (?:INFO|WARN) .*(?:dlerror|libnccl-net)",
 )
 """Lines that say something of it."""
-_NODE = re.compile(rb"([\w.-]+):\d+:\d+ \[\d+\] ")
-_USED = re.compile(rb"(?:Using network |Assigned NET plugin )([\w./ -]+?)(?: to comm\b.*)?\s*$")
-_PROVIDER = re.compile(rb"Selected [Pp]rovider is ([\w;-]+)")
-_VIA = re.compile(rb" via NET/(\w+)")
-_MISSING = re.compile(
-    rb"[Nn]o plugin found|[Cc]ould not find: libnccl-net|dlerror=|not found|[Nn]o device found|[Ff]ailed to open"
-    rb"|[Ff]ailed to init|cannot open shared object|output empty list|[Cc]ould not find any|[Nn]o eligible|incompatible"
-)
 _MOST_BYTES = 1 << 28
 _MOST_HOSTS = 16
 _LINES = re.compile(rb"^.*NCCL .*(?:Socket|Selected [Pp]rovider).*$", re.MULTILINE)
-_SOCKETS = ("Socket", "tcp", "sockets", "udp")
-_MOST = 1 << 14
-"""Nodes."""
 
 
-@dataclass
 class Networks:
-    """What the nodes of a log took, or may have."""
+    """What the nodes of a log took, or may have; read by the same code as before a training (`job/preflight/`)."""
 
-    used: dict[str, str] = field(default_factory=dict)
-    """Node to network in NCCL's words (`Socket`, `IB`, `AWS Libfabric`); a node on sockets stays so."""
-    missing: dict[str, str] = field(default_factory=dict)
-    """Node to the first line that says what was not found."""
+    def __init__(self) -> None:
+        self._network = Network()
 
     def take(self, line: bytes) -> None:
         """A line of NCCL's; others change nothing."""
-        if b"NCCL " not in line or not (node := _NODE.search(line)) or len(self.used) + len(self.missing) > _MOST:
-            return
-        name = node[1].decode(errors="replace")
-        found = _USED.search(line) or _PROVIDER.search(line) or _VIA.search(line)
-        if found:
-            network = found[1].decode(errors="replace").split(";")[0]
-            if is_sockets(network) or name not in self.used:
-                self.used[name] = network
-        elif _MISSING.search(line):
-            said = line[line.index(b"NCCL ") :].decode(errors="replace").strip()
-            self.missing.setdefault(name, said.removeprefix("NCCL INFO ").removeprefix("NCCL WARN ")[:200])
+        self._network.take(line)
+
+    @property
+    def used(self) -> dict[str, str]:
+        """Node to network in NCCL's words (`Socket`, `IB`, `AWS Libfabric`); a node on sockets stays so."""
+        return {node: one.used for node, one in self._network.nodes.items() if one.used}
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Node to the first line that says what was not found."""
+        return {node: one.missed for node, one in self._network.nodes.items() if one.missed}
 
     @property
     def on_sockets(self) -> list[str]:
@@ -73,11 +60,6 @@ class Networks:
             said += f"; the others on {', '.join(others)}"
         lacks = dict.fromkeys(self.missing[node] for node in nodes if node in self.missing)
         return f"{said}; NCCL missed: {'; '.join(list(lacks)[:2])}" if lacks else said
-
-
-def is_sockets(network: str) -> bool:
-    """Whether a network is TCP, by NCCL's name or by libfabric's provider."""
-    return network in _SOCKETS
 
 
 def shortened_names(names: list[str], most: int = 8) -> str:

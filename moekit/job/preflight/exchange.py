@@ -105,7 +105,7 @@ class Exchange:
         baseline = read_baseline(self._root, self._key(len(self._nodes)))
         ((measured, log),) = self._measurer.measure([Asked("alltoall", self._nodes)])
         taken = read_network(log.read_text(errors="replace").splitlines())
-        self._network = {node: sorted(one.said) for node, one in taken.items() if one.said}
+        self._network = {node: sorted(one.networks) for node, one in taken.items() if one.networks}
         found = list(judge_network(str(self._asked["fabric"]), taken, self._nodes))
         if any(finding.level == "fail" for finding in found):
             return found

@@ -13,13 +13,12 @@ from typing import Union
 
 from .findings import Finding
 
+MOST_NODES = 1 << 14
 LINE = re.compile(r"([A-Za-z0-9][\w.-]*):\d+:\d+ \[\d+\] (?:\S+:\d+ )?NCCL (?:INFO|WARN) (.*)")
 """A node's name, and what its NCCL says."""
 _USING = re.compile(r"(?:Using network |Assigned NET plugin )(\S.*?)(?: to comm\b.*)?\s*$")
 """The second from NCCL 2.27 on."""
 _CHANNEL = re.compile(r" via NET/([^/]+)/\d")
-_OLDER = re.compile(r"NET/(Socket|IB) : Using ")
-"""NCCL before 2.8 says no more."""
 _PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w;.-]+)")
 _VERSION = re.compile(r"(?:(\S+): )?version [`'\"]?([\w.]+)[`'\"]? not found(?: \(required by ([^)]+)\))?")
 _MISSING = re.compile(r"(?:Could not find: ?|No plugin found \()(libnccl-net[^\s,)]*)")
@@ -27,6 +26,11 @@ _NO_LIBRARY = re.compile(r"([\w./+-]+\.so[\w.]*): cannot open shared object file
 _NO_PROVIDER = re.compile(
     r"No eligible providers were found|aws-ofi-nccl initialization failed|initialize libfabric|output empty list"
 )
+_MISSED = re.compile(
+    r"[Nn]o plugin found|[Cc]ould not find: libnccl-net|dlerror=|not found|[Nn]o device found|[Ff]ailed to open"
+    r"|[Ff]ailed to init|cannot open shared object|output empty list|[Cc]ould not find any|[Nn]o eligible|incompatible"
+)
+"""Lines that say that something is missing, also where no sentence below knows what."""
 _NO_DEVICE = re.compile(r"NET/IB ?: ?No device found")
 
 
@@ -36,21 +40,29 @@ class Taken:
 
     networks: set[str] = field(default_factory=set)
     """`Libfabric`, `AWS Libfabric`, `IB`, `Socket`, ..."""
-    older: set[str] = field(default_factory=set)
     providers: set[str] = field(default_factory=set)
     """Of Libfabric: `efa`, `tcp;ofi_rxm`, ..."""
     reasons: dict[str, None] = field(default_factory=dict)
     """What was missing, in order: sentences."""
 
-    @property
-    def said(self) -> set[str]:
-        """The networks that were named."""
-        return self.networks or self.older
+    missed: str = ""
+    """The first line that says that something is missing, as NCCL printed it."""
 
     @property
     def is_socket(self) -> bool:
         """Whether a process of the node took TCP: by NCCL's own sockets, or below Libfabric."""
-        return "Socket" in self.said or any(re.match(r"(tcp|sockets|udp)", one) for one in self.providers)
+        return is_sockets(self.used)
+
+    @property
+    def used(self) -> str:
+        """The network in one word, TCP where any process took it; empty where none was named."""
+        words = [*sorted(self.networks), *sorted(one.partition(";")[0] for one in self.providers)]
+        return next((word for word in words if is_sockets(word)), words[0] if words else "")
+
+
+def is_sockets(network: str) -> bool:
+    """Whether a network is TCP, by NCCL's name or by Libfabric's provider."""
+    return network in ("Socket", "tcp", "sockets", "udp")
 
 
 class Network:
@@ -64,15 +76,15 @@ class Network:
         """One line of a log; others than NCCL's are passed over."""
         text = line.decode(errors="replace") if isinstance(line, bytes) else line
         found = LINE.search(text) if "NCCL" in text else None
-        if not found:
+        if not found or (found[1] not in self.nodes and len(self.nodes) >= MOST_NODES):
             return
         taken, said = self.nodes.setdefault(found[1], Taken()), found[2]
         if using := _USING.search(said) or _CHANNEL.search(said):
             taken.networks.add(using[1])
-        if older := _OLDER.search(said):
-            taken.older.add(older[1])
-        if provider := _PROVIDER.search(said):
+        elif provider := _PROVIDER.search(said):
             taken.providers.add(provider[1])
+        elif _MISSED.search(said):
+            taken.missed = taken.missed or said.strip()[:200]
         taken.reasons.update(dict.fromkeys(_reasons(said)))
 
 
@@ -106,12 +118,12 @@ def judge_network(fabric: str, taken: Mapping[str, Taken], nodes: Sequence[str])
     silent = []
     for node in nodes:
         one = taken.get(node) or taken.get(node.partition(".")[0])
-        if one is None or not (one.said or one.is_socket):
+        if one is None or not one.used:
             silent.append(node)
         elif one.is_socket:
             yield Finding(node, "network", "fail", _fallback(one, fabric), own=False)
-        elif fabric == "efa" and not any("libfabric" in name.lower() or "OFI" in name for name in one.said):
-            what = f"NCCL uses {', '.join(sorted(one.said))} where EFA is reached through Libfabric"
+        elif fabric == "efa" and not any("libfabric" in name.lower() or "OFI" in name for name in one.networks):
+            what = f"NCCL uses {', '.join(sorted(one.networks))} where EFA is reached through Libfabric"
             yield Finding(node, "network", "warn", what, own=False)
     known = {node.partition(".")[0] for node in nodes}
     for host, one in taken.items():  # where Slurm calls nodes otherwise than they call themselves
@@ -125,6 +137,6 @@ def judge_network(fabric: str, taken: Mapping[str, Taken], nodes: Sequence[str])
 
 
 def _fallback(taken: Taken, fabric: str) -> str:
-    below = "" if "Socket" in taken.said else f" below Libfabric ({', '.join(sorted(taken.providers))})"
-    why = "; ".join(taken.reasons) or "its lines do not say what was missing"
+    below = "" if "Socket" in taken.networks else f" below Libfabric ({', '.join(sorted(taken.providers))})"
+    why = "; ".join(taken.reasons) or taken.missed or "its lines do not say what was missing"
     return f"NCCL uses TCP sockets{below} where the fabric is {fabric}: {why}"

@@ -39,7 +39,7 @@ def watch(attempt: Path, fabric: str, nodes: Sequence[str]) -> bool:
             *lines, rest = (rest + block).split(b"\n")
             for line in lines:
                 network.take(line)
-        said = [node for node in nodes if (one := network.nodes.get(node.partition(".")[0])) and one.said]
+        said = [node for node in nodes if (one := network.nodes.get(node.partition(".")[0])) and one.used]
         fallback = any(one.is_socket for one in network.nodes.values())
         fallback_at = fallback_at or (time.monotonic() if fallback else 0.0)
         heard = len(said) == len(nodes) or is_training
