@@ -7,17 +7,16 @@ import numpy as np
 from moekit.plan.candidates import Floats
 from moekit.plan.shape import Grouped
 from moekit.plan.time import parts
-from moekit.plan.time.gemm import memory
 
 _LAUNCHES = 6
 """Of one tensor, there and back: events, copies, buffers."""
 
 
-def offloaded(bench: parts.Bench, busy: Floats) -> tuple[Floats, Floats]:
+def offloaded(bench: parts.Bench, per_batch: parts.Work, busy: Floats) -> tuple[Floats, Floats]:
     """Seconds and launches that offloading adds to a micro batch: `# (candidate, stage)`.
 
-    Copies run beside computation: they take their bytes of the memory's bandwidth, the last layer's have nothing to
-    wait behind, and where the link is slower than the computation everything waits for it.
+    Copies run beside computation: they take their bytes of the memory's bandwidth from what needs it then, and where
+    the link is slower than all computation everything waits for it.
     """
     candidates = bench.candidates
     size, tensors = np.zeros(candidates.layers.shape), np.zeros(candidates.layers.shape)
@@ -29,9 +28,9 @@ def offloaded(bench: parts.Bench, busy: Floats) -> tuple[Floats, Floats]:
             )
             size = size + of_letter * (said * width * 2 * bench.facts.activation_offload)[:, None]
             tensors = tensors + of_letter * said[:, None]
-    layers = np.maximum(candidates.layers, 1)
-    way = 2 * size / bench.hardware.gpu.host_link
-    return 2 * size / memory(bench.hardware) + np.maximum(way - busy, way / layers), tensors * _LAUNCHES
+    beside = per_batch[parts.MEMORY] / np.maximum(busy, 1e-12)  # the share of computation that needs the memory too
+    slowed = 2 * size / bench.hardware.gpu.memory * beside
+    return slowed + np.maximum(2 * size / bench.hardware.gpu.host_link - busy, 0), tensors * _LAUNCHES
 
 
 def _inputs(bench: parts.Bench) -> dict[str, tuple[str, Floats]]:

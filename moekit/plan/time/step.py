@@ -87,7 +87,7 @@ def step_time(
     launches = per_batch.pop(parts.LAUNCHES) + host_again
     per_batch["recompute"] = again
     busy = sum((per_batch[term] for term in (*BUSY, "recompute")), start=np.zeros(again.shape))
-    per_batch["offload"], launched = offloaded(bench, busy)
+    per_batch["offload"], launched = offloaded(bench, per_batch, busy)
     per_batch["hidden exchange"] = -_hidden(bench, per_batch, busy)
     per_batch["weights on the way"] = _sharded_weights(bench, weights, busy)
     gpu = sum(per_batch.values(), start=np.zeros(again.shape))
