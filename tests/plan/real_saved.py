@@ -51,23 +51,28 @@ def _kept_by(model: Any, sequences: int, length: int) -> dict[str, int]:
     inside: list[str] = []
     for name, module in model.named_modules():
         module.register_forward_pre_hook(lambda _module, _inputs, name=name: inside.append(name))
-        module.register_forward_hook(lambda _module, _inputs, _outputs: inside.pop() and None)
+        module.register_forward_hook(
+            lambda _module, _inputs, _outputs: inside.clear() if len(inside) == 1 else inside.__delitem__(-1)
+        )
     seen = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    alive, found = [], defaultdict[str, int](int)
+    alive: list[tuple[str, Any]] = []
 
     def pack(tensor: Any) -> Any:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in seen:
             seen.add(storage.data_ptr())
-            alive.append(tensor)  # no other storage gets its address meanwhile
-            found[inside[-1] if inside else ""] += storage.nbytes()
+            alive.append((inside[-1] if inside else "", tensor))  # no other storage gets its address meanwhile
         return tensor
 
     tokens = torch.randint(0, 900, (sequences, length))
     places = torch.arange(length)[None].expand(sequences, length)
     mask = torch.triu(torch.ones(1, 1, length, length, dtype=torch.bool), 1)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model(tokens, places, mask, labels=tokens)
+        loss = model(tokens, places, mask, labels=tokens)
+    found = defaultdict[str, int](int)
+    for module, tensor in alive:  # at the end: recomputation gives up outputs that were kept first
+        found[module] += tensor.untyped_storage().nbytes()
+    assert loss.requires_grad
     return dict(found)
 
 

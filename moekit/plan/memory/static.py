@@ -146,7 +146,7 @@ def _weight_bytes(held: Elements, facts: Facts) -> Floats:
 
 
 def _copy_bytes(facts: Facts) -> float:
-    """A byte by rows and one by columns where weights are not stored so, kept over a step's micro batches; half in FP4."""
+    """A byte by rows and one by columns where weights are not stored so, kept for all micro batches; half in FP4."""
     if facts.fp4:
         return 1.0
     return 2.0 if facts.fp8 and not facts.fp8_weights else 0.0
