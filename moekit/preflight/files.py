@@ -11,9 +11,6 @@ from moekit import share
 from moekit.cluster.profile import Cluster
 from moekit.job.preflight.baselines import settings_of
 
-_WAIT_S = 60
-"""Seconds that other nodes are given once one's task has ended."""
-
 
 def preflight_files(
     cluster: Cluster,
@@ -70,7 +67,8 @@ def _image(cluster: Cluster) -> str | None:
 
 def _node_srun(cluster: Cluster, gpus: int) -> list[str]:
     """How a node is asked: one task, on the node itself, which sees all GPUs of the job."""
-    words = [f"--gres={cluster.gres}:{gpus}", "--export=ALL", "--kill-on-bad-exit=0", f"--wait={_WAIT_S}"]
+    words = [f"--gres={cluster.gres}:{gpus}", "--export=ALL", "--kill-on-bad-exit=0"]
+    words.append("--wait=0")  # a node's diagnostic may take minutes longer than another's
     return [*words, f"--cpus-per-task={cluster.cpus_per_task}"] if cluster.cpus_per_task else words
 
 

@@ -32,6 +32,15 @@ ONE = "base: first_moe_smoke\n"
 TWO = "base: first_moe_smoke\nparallel: {gpus: 16}\n"
 
 
+PAGE = Path(__file__).parents[2] / "docs" / "preflight.md"
+
+
+def masked(text: str) -> list[str]:
+    """A report without what this machine lacks, the job's number and the time."""
+    lines = [line for line in text.splitlines() if not line.startswith("  warning ")]
+    return [re.sub(r"job \d+, [-\d]+ [:\d]+", "job J, WHEN", line) for line in lines]
+
+
 class Machine:
     """The cluster, with a profile whose jobs look at their nodes."""
 
@@ -96,7 +105,8 @@ def test_baselines_then_a_slow_node_is_found_and_left_alone(machine: Machine) ->
     done = machine.preflight("--nodes", "4")
     assert done.returncode == 1, done.stderr
     assert "  bad           n3: all-to-all between n3 and n1 is 20.00 GB/s, below 69.43\n" in done.stdout
-    assert "  leave out     --exclude=n3\n" in done.stdout
+    (shown,) = re.findall(r"```text\n\$ moekit preflight --nodes 4 [^\n]*\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert masked(done.stdout) == masked(shown)
     before = {path: path.read_text() for path in (root / "baselines").iterdir()}
     machine.be()
     frozen = machine.verdict("--nodes", "4", "--baseline")
@@ -108,8 +118,7 @@ def test_baselines_then_a_slow_node_is_found_and_left_alone(machine: Machine) ->
 
 def test_a_slow_pair_in_a_training_job(machine: Machine) -> None:
     """Before torchrun starts: the job of two nodes goes back into the queue, and trains on two others."""
-    for nodes in ("2", "4"):
-        assert machine.preflight("--nodes", nodes, "--baseline").returncode == 0
+    assert machine.preflight("--nodes", "2", "--baseline").returncode == 0
     machine.be(slow={"n1": 39.84})
     run, job = machine.run(TWO, "two")
     machine.slurm.wait(job, "PENDING", timeout_s=60)

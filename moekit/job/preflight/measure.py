@@ -17,6 +17,8 @@ from .nccl_tests import Measured, read_perf
 SIZE_BYTES = 8 << 30
 """Of each rank's buffer (handbook 2.1)."""
 ARGUMENTS = ("-b", "8G", "-e", "8G", "-g", "1", "-c", "1", "-n", "20")
+AT_ONCE = 32
+"""So many runs at the same time: each has an srun on the first node."""
 TIMEOUT_S = 900.0
 _PROGRAMS = {"alltoall": "alltoall_perf", "allreduce": "all_reduce_perf"}
 
@@ -46,8 +48,12 @@ class Measurer:
         return given if collective == "alltoall" else str(Path(given).with_name(_PROGRAMS[collective]))
 
     def measure(self, asked: Sequence[Asked]) -> list[tuple[Measured, Path]]:
-        """Run all at the same time, on nodes that none shares; what each measured, and where what it printed lies."""
+        """Run them at the same time, on nodes that none shares; what each measured, and where what it printed lies."""
         self._folder.mkdir(parents=True, exist_ok=True)
+        parts = [asked[at : at + AT_ONCE] for at in range(0, len(asked), AT_ONCE)]
+        return [one for part in parts for one in self._at_once(part)]
+
+    def _at_once(self, asked: Sequence[Asked]) -> list[tuple[Measured, Path]]:
         logs = [self._log(one) for one in asked]
         running = [self._start(one, log) for one, log in zip(asked, logs)]  # noqa: B905
         deadline = time.monotonic() + TIMEOUT_S
