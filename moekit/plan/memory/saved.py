@@ -17,6 +17,10 @@ from moekit.plan.run import Facts
 from moekit.plan.shape import Delta, Dense, Experts, Grouped, Latent, Mamba, Shape
 
 
+_CHUNK = 64
+"""Tokens that a gated delta rule works on at once (flash-linear-attention)."""
+
+
 @dataclass(frozen=True)
 class Saved:
     """One tensor, or several that come and go together."""
@@ -123,11 +127,14 @@ def _latent(hidden: int, of: Latent, facts: Facts, c: Candidates, t: Tokens) -> 
 
 
 def _delta(hidden: int, of: Delta, c: Candidates, t: Tokens) -> Iterator[Saved]:
-    """core/ssm/gated_delta_net: projections, their convolution, the scan's output and its norm's."""
+    """core/ssm/gated_delta_net/gdn.py: the projection, of which convolution and gate keep views; normed queries and
+    keys, and repeated for each value head where those are more; values, gate and output; a matrix of each chunk."""
     keys, values = of.key_heads * of.key_width / c.tensor, of.value_heads * of.value_width / c.tensor
+    repeated = 2 * of.value_heads * of.key_width / c.tensor if of.value_heads != of.key_heads else 0.0
     yield Saved("delta net", t.part * hidden * t.linear)
-    yield Saved("delta net", t.whole * (2 * (2 * keys + values) + values) * t.element)
-    yield Saved("delta net", t.whole * values * 2 * t.element)
+    yield Saved("delta net", t.whole * (2 * keys + 2 * values) * t.element)
+    yield Saved("delta net", t.whole * (2 * keys + repeated + 3 * values) * t.element)
+    yield Saved("delta net", t.whole * of.value_heads / c.tensor * _CHUNK * t.element)
     yield Saved("delta net", t.whole * values * t.linear, ("gdn_norm_out",))
 
 
