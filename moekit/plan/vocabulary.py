@@ -5,9 +5,11 @@ from __future__ import annotations
 from moekit.plan.given import Given
 
 EMBEDDINGS = {
+    "deepseek-v2": 102_400,
     "deepseek-v3": 129_280,
     "glm-4.5": 151_552,
     "gpt-oss": 201_088,
+    "ling": 157_184,
     "mixtral": 32_000,
     "mixtral-8x22b": 32_768,
     "moonlight": 163_840,

@@ -18,6 +18,9 @@ WARNED = {
     "models/deepseek_v3_gb200": {"balance.enable_expert_bias", "balance.bias_update_rate"},
     "models/deepseek_v3_gb300": {"balance.enable_expert_bias", "balance.bias_update_rate"},
     "models/deepseek_v3_h100": {"balance.enable_expert_bias", "balance.bias_update_rate"},
+    "models/deepseek_v2_lite": {"router.pre_softmax"},
+    "models/ling_flash": {"balance.enable_expert_bias", "balance.bias_update_rate"},
+    "models/ling_mini": {"balance.enable_expert_bias", "balance.bias_update_rate", "router.num_groups"},
     "models/glm_4_5_air": {"balance.enable_expert_bias"},
     "models/moonlight": {"balance.enable_expert_bias"},
     "models/olmoe": {"router.pre_softmax"},
@@ -58,7 +61,9 @@ def test_its_source_is_named(name: str) -> None:
 
 
 ROWS = {
+    "deepseek_v2_lite": 102_400,
     "deepseek_v3": 129_280,
+    "ling": 157_184,
     "qwen3": 151_936,
     "mixtral_8x7b": 32_000,
     "mixtral_8x22b": 32_768,

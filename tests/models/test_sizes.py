@@ -61,6 +61,9 @@ RELEASED = {
         other=27 * 64,
         why="buffers of its attention and router, no parameters (inferred from the difference)",
     ),
+    "deepseek_v2_lite": Released(102_400, 15_706_484_224, "deepseek-ai/DeepSeek-V2-Lite"),
+    "ling_mini": Released(157_184, 16_255_643_392, "inclusionAI/Ling-mini-2.0"),
+    "ling_flash": Released(157_184, 102_889_705_216, "inclusionAI/Ling-flash-2.0"),
     "glm_4_5_air": Released(
         151_552,
         106_852_251_264,
@@ -122,7 +125,7 @@ def test_a_shape_says_its_parameters(shape: str) -> None:
 
 # As Megatron builds them: on one tensor- and pipeline-parallel rank, which holds it all but for other ranks' experts.
 
-LATENT = ("deepseek_v3", "moonlight")
+LATENT = ("deepseek_v2_lite", "deepseek_v3", "moonlight")
 """Those whose attention only Transformer Engine's layers have; with the common one, the rest of them is built."""
 LATENT_FIELDS = (
     *("multi_latent_attention", "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
