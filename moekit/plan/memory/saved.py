@@ -16,7 +16,6 @@ from moekit.plan.memory.tokens import Tokens
 from moekit.plan.run import Facts
 from moekit.plan.shape import Delta, Dense, Experts, Grouped, Latent, Mamba, Shape
 
-
 _CHUNK = 64
 """Tokens that a gated delta rule works on at once (flash-linear-attention)."""
 
