@@ -6,13 +6,14 @@ import numpy as np
 
 from moekit.plan.candidates import Floats
 from moekit.plan.shape import Grouped
-from moekit.plan.time import parts
+from moekit.plan.time.bench import MEMORY, Bench, Work
+from moekit.plan.time.experts import rows as expert_rows
 
 _LAUNCHES = 6
 """Of one tensor, there and back: events, copies, buffers."""
 
 
-def offloaded(bench: parts.Bench, per_batch: parts.Work, busy: Floats) -> tuple[Floats, Floats]:
+def offloaded(bench: Bench, per_batch: Work, busy: Floats) -> tuple[Floats, Floats]:
     """Seconds and launches that offloading adds to a micro batch: `# (candidate, stage)`.
 
     Copies run beside computation: they take their bytes of the memory's bandwidth from what needs it then, and where
@@ -28,12 +29,12 @@ def offloaded(bench: parts.Bench, per_batch: parts.Work, busy: Floats) -> tuple[
             )
             size = size + of_letter * (said * width * 2 * bench.facts.activation_offload)[:, None]
             tensors = tensors + of_letter * said[:, None]
-    beside = per_batch[parts.MEMORY] / np.maximum(busy, 1e-12)  # the share of computation that needs the memory too
+    beside = per_batch[MEMORY] / np.maximum(busy, 1e-12)  # the share of computation that needs the memory too
     slowed = 2 * size / bench.hardware.gpu.memory * beside
     return slowed + np.maximum(2 * size / bench.hardware.gpu.host_link - busy, 0), tensors * _LAUNCHES
 
 
-def _inputs(bench: parts.Bench) -> dict[str, tuple[str, Floats]]:
+def _inputs(bench: Bench) -> dict[str, tuple[str, Floats]]:
     """Elements of each module's input for a micro batch, by Megatron's name, and the parts that have it."""
     hidden, of, experts = bench.shape.hidden, bench.shape.attention, bench.shape.experts
     grouped = isinstance(of, Grouped)
@@ -49,7 +50,7 @@ def _inputs(bench: parts.Bench) -> dict[str, tuple[str, Floats]]:
         "mlp_norm": ("-E", bench.sharded * hidden),
     }
     if experts:
-        rows = parts.rows(bench, experts)
+        rows = expert_rows(bench, experts)
         found["expert_fc1"] = ("E", rows * (experts.latent or hidden))
         inner = experts.width / bench.candidates.expert_tensor
         found["moe_act"] = ("E", rows * (experts.matrices - 1) * inner)

@@ -11,6 +11,19 @@ from moekit.plan.flops import per_token
 from moekit.plan.run import Facts
 from moekit.plan.shape import Shape
 from moekit.plan.time import parts
+from moekit.plan.time.bench import (
+    ACROSS,
+    ATTENTION,
+    CONTEXT,
+    DENSE,
+    GROUPED,
+    INSIDE,
+    LAUNCHES,
+    MEMORY,
+    TENSOR,
+    Bench,
+    Work,
+)
 from moekit.plan.time.communication import hop
 from moekit.plan.time.hardware import Hardware
 from moekit.plan.time.launches import of_step
@@ -18,10 +31,10 @@ from moekit.plan.time.offload import offloaded
 from moekit.plan.time.recompute import recomputed
 from moekit.plan.time.weights import Held, gathered, held, optimized, reduced
 
-BUSY = (parts.DENSE, parts.GROUPED, parts.ATTENTION, parts.MEMORY)
+BUSY = (DENSE, GROUPED, ATTENTION, MEMORY)
 """What keeps the GPU's processors busy."""
 TERMS = (
-    *BUSY, "recompute", "offload", parts.TENSOR, parts.CONTEXT, parts.INSIDE, parts.ACROSS, "hidden exchange",
+    *BUSY, "recompute", "offload", TENSOR, CONTEXT, INSIDE, ACROSS, "hidden exchange",
     "host", "weights on the way", "pipeline bubble", "pipeline transfers", "gradient reduction", "weight gathering",
     "optimizer", "fixed",
 )  # fmt: skip
@@ -79,12 +92,12 @@ def step_time(
         imbalance: Rows of the busiest expert rank over the mean, at least 1; one for all, or `# (candidate,)`.
     """
     busiest = np.broadcast_to(np.asarray(imbalance, dtype=np.float64), (candidates.number,))
-    bench = parts.Bench(shape, facts, candidates, hardware, busiest)
+    bench = Bench(shape, facts, candidates, hardware, busiest)
     forward, backward = _stage_work(bench)
     again, host_again = recomputed(bench, forward)
     weights = held(shape, candidates)
     per_batch = {term: forward[term] + backward[term] for term in forward}
-    launches = per_batch.pop(parts.LAUNCHES) + host_again
+    launches = per_batch.pop(LAUNCHES) + host_again
     per_batch["recompute"] = again
     busy = sum((per_batch[term] for term in (*BUSY, "recompute")), start=np.zeros(again.shape))
     per_batch["offload"], launched = offloaded(bench, per_batch, busy)
@@ -98,14 +111,14 @@ def step_time(
     return _summed(bench, per_batch, stages, behind)
 
 
-def _stage_work(bench: parts.Bench) -> tuple[parts.Work, parts.Work]:
+def _stage_work(bench: Bench) -> tuple[Work, Work]:
     """Seconds of one micro batch by term, forward and backward: `# (candidate, stage)`."""
     shape, candidates = bench.shape, bench.candidates
     sources = [(parts.work(bench, letter), number) for letter, number in candidates.parts.items() if number.any()]
     sources.append((parts.output(bench), candidates.output.astype(np.int64)))
     if shape.depths:
         sources.append((parts.depth(bench), candidates.depths * shape.depths))
-    names = (*BUSY, parts.TENSOR, parts.CONTEXT, parts.INSIDE, parts.ACROSS, parts.LAUNCHES)
+    names = (*BUSY, TENSOR, CONTEXT, INSIDE, ACROSS, LAUNCHES)
     both = []
     for direction in (0, 1):
         zeros = {name: np.zeros(candidates.layers.shape) for name in names}
@@ -116,14 +129,14 @@ def _stage_work(bench: parts.Bench) -> tuple[parts.Work, parts.Work]:
     return both[0], both[1]
 
 
-def _hidden(bench: parts.Bench, per_batch: parts.Work, busy: Floats) -> Floats:
+def _hidden(bench: Bench, per_batch: Work, busy: Floats) -> Floats:
     """Of the exchange, what runs behind another micro batch's computation; the first and last have none beside them."""
-    exchange = per_batch[parts.INSIDE] + per_batch[parts.ACROSS]
+    exchange = per_batch[INSIDE] + per_batch[ACROSS]
     beside = bench.candidates.overlap_expert * (1 - 1 / np.maximum(bench.candidates.micro_batches, 1))
     return beside[:, None] * bench.hardware.constants.overlap * np.minimum(exchange, busy)
 
 
-def _sharded_weights(bench: parts.Bench, weights: Held, busy: Floats) -> Floats:
+def _sharded_weights(bench: Bench, weights: Held, busy: Floats) -> Floats:
     """With FSDP, what a micro batch's weights and gradients take beyond the computation they run behind."""
     facts, candidates = bench.facts, bench.candidates
     if facts.sharding != "fsdp" or facts.fsdp_strategy not in ("optim_grads", "optim_grads_params"):
@@ -141,7 +154,7 @@ _FORWARD_SHARE = 0.35
 """Of a micro batch's time: a third of the multiplications, and some more of the rest."""
 
 
-def _behind(bench: parts.Bench, weights: Held, stages: Floats) -> dict[str, Floats]:
+def _behind(bench: Bench, weights: Held, stages: Floats) -> dict[str, Floats]:
     """What follows the micro batches and what of it nothing hides: `# (candidate,)`, the slowest stage's."""
     facts, candidates, hardware = bench.facts, bench.candidates, bench.hardware
     reduction = reduced(weights, facts, candidates, hardware)
@@ -163,7 +176,7 @@ def _behind(bench: parts.Bench, weights: Held, stages: Floats) -> dict[str, Floa
     }
 
 
-def _summed(bench: parts.Bench, per_batch: parts.Work, stages: Floats, behind: dict[str, Floats]) -> StepTime:
+def _summed(bench: Bench, per_batch: Work, stages: Floats, behind: dict[str, Floats]) -> StepTime:
     """The pipeline's schedule: as many micro batches as there are on the slowest stage, the others' once (1F1B)."""
     candidates, facts, hardware = bench.candidates, bench.facts, bench.hardware
     slowest = stages.argmax(1)
@@ -180,8 +193,8 @@ def _summed(bench: parts.Bench, per_batch: parts.Work, stages: Floats, behind: d
     terms["pipeline transfers"] = np.where(candidates.pipeline > 1, once * shown, 0.0)
     terms |= behind
     seconds = sum((terms[term] for term in TERMS), start=np.zeros(candidates.number))
-    exchange = terms[parts.INSIDE] + terms[parts.ACROSS]
-    linked = (parts.TENSOR, parts.CONTEXT, "weights on the way", "pipeline transfers", "gradient reduction")
+    exchange = terms[INSIDE] + terms[ACROSS]
+    linked = (TENSOR, CONTEXT, "weights on the way", "pipeline transfers", "gradient reduction")
     exposed = exchange + terms["hidden exchange"] + terms["weight gathering"] + sum(terms[name] for name in linked)
     tokens = candidates.global_batch * facts.seq_length / candidates.world / seconds
     rate = tokens * per_token(bench.shape, facts.seq_length)
