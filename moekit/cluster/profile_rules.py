@@ -55,7 +55,7 @@ def _container(cluster: Cluster, source: Source) -> Iterator[Problem]:
     if cluster.container == "pyxis":
         if _is_unset("image", source):
             what = "`image` is missing, which `container: pyxis` starts"
-            yield Problem(source.where("image", "container"), what, "`enroot import` makes one (handbook 2.2)")
+            yield Problem(source.where("image", "container"), what, "`moekit image import` makes one (handbook 2.2)")
         unread = {"setup_script": "the image is all there is: build it in, or write `container: none`"}
     elif cluster.container == "none":
         remedy = "write `container: pyxis`, or take it out"

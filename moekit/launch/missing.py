@@ -70,8 +70,8 @@ def _image(cluster: Cluster) -> Iterator[Problem]:
     if cluster.container == "none" or cluster.image is None or not cluster.image.startswith("/"):
         return
     if not Path(cluster.image).is_file():
-        command = f"srun enroot import -o {cluster.image} docker://nvcr.io#nvidia/pytorch:26.06-py3"
-        hint = f"`{command}` makes one without EFA; or name another in the profile's `image`"
+        command = f"moekit image import pytorch --out {cluster.image}"
+        hint = f"`{command}` makes one, `moekit image build efa` one with EFA; or name another in the profile's `image`"
         yield Problem("", f"there is no image: {cluster.image}", hint)
 
 

@@ -73,7 +73,7 @@ REFUSED = [
     ({"cpu_partition": '"a;b"'}, ["7: `cpu_partition` is `a;b`, which no #SBATCH line carries",
                                   "write the name as Slurm prints it, without spaces"]),
     ({"container": "pyxis"}, ["5: `image` is missing, which `container: pyxis` starts",
-                              "`enroot import` makes one (handbook 2.2)"]),
+                              "`moekit image import` makes one (handbook 2.2)"]),
     ({**PYXIS, "image": "./i.sqsh"}, ["7: `image` must be an absolute path, not `./i.sqsh`", "all nodes must find it"]),
     ({"image": "/i.sqsh"}, ["7: `image` does nothing with `container: none`",
                             "write `container: pyxis`, or take it out"]),

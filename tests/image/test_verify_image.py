@@ -84,6 +84,7 @@ def test_the_network_of_each_node() -> None:
 
 
 def test_first_of_a_list_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # nothing of it travels in the wheel
     monkeypatch.syspath_prepend(str(ROOT / "images"))
     from look_inside import first_of  # type: ignore[import-not-found]
 
