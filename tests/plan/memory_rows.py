@@ -4,7 +4,8 @@
 `published` are peaks of the fullest rank. `flags` are the run's options that have to do with memory; what a source does
 not print is taken from the recipe it names. Peaks with the note `graphs` leave out what CUDA graphs hold in pools of
 their own; `elastic` is a run whose model masks its own weights, which has no other name in Megatron.
-Of published rows with a peak those are missing that are no Megatron run, or say no shape or no layout.
+Llama-3-70B SFT also keeps FP8 weights once (`disable_parameter_transpose_cache`), for which there is no option. Of
+published rows with a peak those are missing that are no Megatron run, or say no shape or no layout.
 """
 
 from __future__ import annotations

@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from plan_recipes import written
 from test_plan_real import MOE, differing
@@ -18,10 +20,11 @@ from moekit.plan.candidates import of_run
 from moekit.plan.given import Given
 from moekit.plan.layout import layout_of
 from moekit.plan.memory.activations import parts_of
+from moekit.plan.memory.flight import in_flight
 from moekit.plan.memory.tokens import tokens_of
 from moekit.plan.resolve import resolve_given
 from moekit.plan.run import facts_of
-from moekit.recipe.load import Loaded
+from moekit.recipe.load import Loaded, load
 
 pytestmark = pytest.mark.megatron
 
@@ -143,3 +146,39 @@ def test_defaults_are_the_parsers() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     assert {name: theirs for name, (theirs, ours) in found.items() if theirs != ours} == {}
+
+
+SCHEDULES = """
+import itertools, json
+from types import SimpleNamespace as Some
+from megatron.core.pipeline_parallel.schedules import get_pp_rank_microbatches
+
+found = []
+for pipeline, virtual, rounds in itertools.product((2, 4, 8), (1, 2, 5), (1, 2, 8)):
+    for rank in range(pipeline):
+        group = Some(size=lambda: pipeline, rank=lambda: rank)
+        on = Some(pp_group=group, virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None)
+        number = rounds * pipeline
+        total, _, warm, left = get_pp_rank_microbatches(number, virtual, pipeline, p2p_communicator=on)
+        found.append([pipeline, virtual, number, rank, warm + (left > 0)])
+print(json.dumps(found))
+"""
+
+
+def test_micro_batches_in_flight_are_the_schedules() -> None:
+    done = subprocess.run([sys.executable, "-c", SCHEDULES], capture_output=True, text=True, timeout=120, check=True)
+    given = Given.of(load("models/deepseek_v3_h100"))
+    shape = resolve_given(given)
+    own = of_run(given, shape, layout_of(given, shape))
+    for pipeline, virtual, number, rank, chunks in json.loads(done.stdout.splitlines()[-1]):
+        row = replace(
+            own,
+            world=pipeline,
+            global_batch=number,
+            tensor=np.array([1]),
+            pipeline=np.array([pipeline]),
+            virtual=np.array([virtual]),
+            micro_batch=np.array([1]),
+            layers=np.ones((1, pipeline), dtype=np.int64),
+        )
+        assert in_flight(row)[0, rank] * virtual == chunks, (pipeline, virtual, number, rank)
