@@ -115,7 +115,7 @@ def lines(plan: Plan, found: Estimate | str, cures: Sequence[Step] = ()) -> Iter
         from moekit.plan.bars import lines as bar_lines
         from moekit.plan.report.memory import chart_of, verdict_line
         from moekit.plan.report.search import remedy_lines
-        from moekit.plan.report.time import time_lines
+        from moekit.plan.report.time import ground_lines, time_lines
 
         yield from bar_lines(chart_of(found), _width())
         yield verdict_line(found)
@@ -123,6 +123,8 @@ def lines(plan: Plan, found: Estimate | str, cures: Sequence[Step] = ()) -> Iter
             yield from remedy_lines(cures, float(found.time.seconds[0]))
         yield ""
         yield from time_lines(plan, found)
+        yield ""
+        yield from ground_lines(found)
     if plan.notes:
         yield ""
         yield from model.note_lines(plan)

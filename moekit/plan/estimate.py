@@ -57,6 +57,22 @@ class Estimate:
         }
 
     @property
+    def grounds(self) -> list[tuple[str, str]]:
+        """How sure each thing is that memory and time rest on, and what it is."""
+        found = []
+        for name, what in self.hardware.notes:
+            mark, _, why = what.partition(": ")
+            found.append((mark, f"{name}: {why}" if why else name))
+        found.append(("modelled", "activations, buffers and logits: how Megatron and Transformer Engine are written"))
+        outside = [f"{name} {size.max() / GIB:.1f} GiB" for name, size in self.memory.outside.items()]
+        found.append(("assumed", f"what torch does not count: {', '.join(outside)}"))
+        if not self.load.text and self.rows.expert[0] > 1:
+            found.append(
+                ("assumed", "experts' ranks get as much as each other (`--rank-imbalance`, `--maxvio`, `--counts`)")
+            )
+        return found
+
+    @property
     def imbalance_text(self) -> str:
         """How even the experts' ranks are taken to be."""
         if not self.load.text:

@@ -155,7 +155,7 @@ def test_pictures_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         printed(capsys, "models/deepseek_v3_h100", "--profile", "h100-ib", "--report", str(tmp_path / name))
     picture = ElementTree.parse(tmp_path / "plan.svg").getroot()
     text = "".join(picture.itertext())
-    assert "memory of each GPU, GiB" in text
+    assert "memory of each GPU, modelled, GiB" in text
     assert "stage 7" in text
     page = (tmp_path / "plan.html").read_text()
     assert page.count("<svg") == 1

@@ -41,7 +41,7 @@ def chart_of(estimate: Estimate) -> Chart:
             stage[parts.index(part)] += float(bar) / GIB
     used = [place for place in range(len(parts)) if any(bar[place] for bar in bars.values())]
     return Chart(
-        title="memory of each GPU",
+        title="memory of each GPU, modelled",
         unit="GiB",
         terms=[parts[place] for place in used],
         bars={name: [bar[place] for place in used] for name, bar in bars.items()},
@@ -56,7 +56,7 @@ def verdict_line(estimate: Estimate) -> str:
     most = ", ".join(f"{term} {size / GIB:,.1f}" for term, size in of.largest[:4])
     stage = f", of stage {of.stage}," if estimate.rows.pipeline[0] > 1 else ""
     needed = f"{of.needed_bytes / GIB:,.1f} of {of.capacity_bytes / GIB:,.1f} GiB"
-    return f"  {of.fit}: the fullest GPU{stage} needs {needed} (modelled); most of it {most}"
+    return f"  {of.fit}: the fullest GPU{stage} needs {needed}; most of it {most}"
 
 
 def explained_memory(estimate: Estimate) -> Iterator[str]:

@@ -90,7 +90,7 @@ def _gpu_lines(plan: Plan) -> Iterator[str]:
         f"tensor {layout.tensor}, pipeline {layout.pipeline}{virtual}, context {layout.context}, "
         f"expert {layout.expert}, expert tensor {layout.expert_tensor}"
     )
-    yield f"parameters on each GPU: {degrees}"
+    yield f"parameters on each GPU, {certainties(plan)['total']}: {degrees}"
     rows = [("stage", "layers", "all", "routed experts", "other")]
     for gpu, stages in zip(plan.gpus, layout.stages, strict=True):
         numbers = (f"{gpu.total:,}", f"{gpu.experts:,}", f"{gpu.dense:,}")
@@ -119,7 +119,7 @@ def _flop_lines(plan: Plan) -> Iterator[str]:
     if plan.tokens_per_step:
         step = plan.flops_per_token * plan.tokens_per_step
         whole = f"; {step * plan.steps:.4g} in {plan.steps:,} steps" if plan.steps else ""
-        yield f"  {step / 1e12:>10,.1f} T a step of {plan.tokens_per_step:,} tokens, by Megatron's count{whole}"
+        yield f"  {step / 1e12:>10,.1f} T a step   {sure:8}{plan.tokens_per_step:,} tokens, by Megatron's count{whole}"
 
 
 def _serving_lines(shape: Shape) -> Iterator[str]:

@@ -54,10 +54,10 @@ def _link_lines(estimate: Estimate) -> Iterator[str]:
         split = ", ".join(f"{name} {part:,.3f}" for name, part in shown)
         hidden = -float(terms["hidden exchange"][0])
         behind = f"; {hidden:,.3f} of it hidden" if hidden else ""
-        yield f"  communication of a step, s: {split}{behind}"
+        yield f"  communication of a step, s, {estimate.time_mark}: {split}{behind}"
     bubble = float(terms["pipeline bubble"][0])
     if bubble:
-        yield f"  pipeline bubble: {bubble:,.3f} s, {bubble / seconds:.0%} of the step"
+        yield f"  pipeline bubble, {estimate.time_mark}: {bubble:,.3f} s, {bubble / seconds:.0%} of the step"
 
 
 def explained_time(estimate: Estimate) -> Iterator[str]:
@@ -78,8 +78,13 @@ def explained_time(estimate: Estimate) -> Iterator[str]:
         yield "a micro batch, forward and backward, by pipeline stage"
         yield "  " + ", ".join(f"{place}: {one * 1e3:,.1f} ms" for place, one in enumerate(stages))
     yield ""
-    yield "what it rests on"
-    yield from (f"  {name}: {what}" for name, what in estimate.hardware.notes)
+    yield from ground_lines(estimate)
+
+
+def ground_lines(estimate: Estimate) -> Iterator[str]:
+    """What memory and time rest on."""
+    yield "what memory and time rest on"
+    yield from (f"  {mark:13} {what}" for mark, what in estimate.grounds)
 
 
 def time_chart(estimate: Estimate) -> Chart:

@@ -74,5 +74,5 @@ def of_estimate(found: Estimate | str) -> dict[str, Any]:
         },
         "run": asdict(found.run) if found.run else None,
         "certainty_of_models": found.certainties,
-        "rests_on": dict(found.hardware.notes),
+        "rests_on": [{"certainty": mark, "what": what} for mark, what in found.grounds],
     }
