@@ -55,6 +55,11 @@ class AttemptDir:
         return self.path / "diagnostics"
 
     @property
+    def preflight(self) -> Path:
+        """What was found of its nodes before it trained: `verdict.json`, and what that rests on."""
+        return self.path / "preflight"
+
+    @property
     def exits(self) -> Path:
         """How each rank ended, `rank<r>.json`; a rank without one was killed."""
         return self.path / "exit"

@@ -100,7 +100,7 @@ def _verdict_of(given: str, profile: str | None) -> dict[str, Any]:
             return verdict
     run = find_run(given, [] if "/" in given else roots(profile))
     for number in reversed(run.numbers()):
-        if verdict := read_verdict(run.attempt(number).path / "preflight"):
+        if verdict := read_verdict(run.attempt(number).preflight):
             return verdict
     raise error(f"no attempt of run `{run.path.name}` has a verdict", "its job looks at the nodes when it starts")
 

@@ -45,7 +45,7 @@ def test_what_one_gpu_can_have(said: dict[str, str], check: str, what: str) -> N
 
 
 def test_a_gpu_is_missing() -> None:
-    assert findings(EIGHT[:7]) == [("gpus", "fail", "nvidia-smi shows 7 GPUs where the profile says 8")]
+    assert findings(EIGHT[:7]) == [("gpus", "fail", "nvidia-smi shows 7 GPUs where the job has 8")]
 
 
 def test_a_row_that_is_cut_is_a_gpu_less() -> None:

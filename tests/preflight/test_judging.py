@@ -50,7 +50,7 @@ def test_good_nodes_have_nothing() -> None:
     ("changes", "what"),
     [
         ({"dcgm": {"code": 226, "text": diag_json({2: "bad memory"})}}, "DCGM: software on GPU 2: bad memory"),
-        ({"gpus": {"code": 0, "text": gpu_rows([{}] * 7)}}, "nvidia-smi shows 7 GPUs where the profile says 8"),
+        ({"gpus": {"code": 0, "text": gpu_rows([{}] * 7)}}, "nvidia-smi shows 7 GPUs where the job has 8"),
         ({"gpus": {"code": None, "text": ""}}, "`nvidia-smi` does not answer: a GPU or the driver hangs"),
         ({"gpus": {"code": 15, "text": "No device handle"}}, "`nvidia-smi` ends with 15: No device handle"),
         ({"rdma": EFA[:31]}, "31 of its EFA devices are up, of another node 32"),

@@ -66,7 +66,8 @@ def _accepted(findings: Sequence[Finding]) -> list[Finding]:
 def _ask_nodes(out: Path, nodes: Sequence[str], asked: Mapping[str, Any]) -> dict[str, Any]:
     """Run `node.py` on every node; their reports, by node."""
     (out / "nodes").mkdir(parents=True, exist_ok=True)
-    with _listening(nodes[0]) as endpoint, _locked(out):
+    here = os.environ.get("SLURMD_NODENAME") or nodes[0]
+    with _listening(here) as endpoint, _locked(out):
         step = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", *asked["node_srun"]]
         program = [sys.executable, "-m", "preflight.node", str(out), endpoint, *nodes]
         timeout_s = DIAG_TIMEOUT_S[int(asked["level"])] + _SLACK_S
@@ -88,9 +89,9 @@ def _keep_output(out: Path, node: str, report: Mapping[str, Any]) -> None:
 @contextmanager
 def _listening(host: str) -> Iterator[str]:
     """A port on this node that takes connections: what the other nodes will have to do for training."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
-        server.bind(("", 0))
-        server.listen(1024)
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    with socket.create_server(("", 0), family=family, backlog=1024, dualstack_ipv6=both) as server:
 
         def take() -> None:
             with suppress(OSError):

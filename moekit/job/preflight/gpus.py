@@ -78,10 +78,15 @@ def read_gpus(text: str) -> list[Gpu]:
     return found
 
 
+def are_held_back(text: str) -> bool:
+    """Whether any GPU's clocks are lower than an idle one's should be: right after another job it may still be hot."""
+    return any(gpu.reasons & bit for gpu in read_gpus(text) for bit in _SLOWED)
+
+
 def judge_gpus(node: str, gpus: Sequence[Gpu], count: int, kind: str, rows: str = "") -> Iterator[Finding]:
-    """What is wrong with a node's GPUs, of which it should have `count`, each of a `kind` such as `h100`."""
-    if len(gpus) != count:
-        yield Finding(node, "gpus", "fail", f"nvidia-smi shows {len(gpus)} GPUs where the profile says {count}")
+    """What is wrong with a node's GPUs, of which a job has `count`, each of a `kind` such as `h100`."""
+    if len(gpus) < count:  # more are shown where Slurm keeps a job's devices apart by their numbers alone
+        yield Finding(node, "gpus", "fail", f"nvidia-smi shows {len(gpus)} GPUs where the job has {count}")
     other = sorted({gpu.name for gpu in gpus if kind.lower() not in gpu.name.lower().replace(" ", "")})
     if other:
         what = f"its GPUs are {', '.join(other)} where the profile says {kind}"

@@ -95,7 +95,7 @@ def _of_files(node: str, report: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _of_names(node: str, report: Mapping[str, Any]) -> Iterator[Finding]:
     unknown = [other for other, address in report["names"].items() if address.startswith("?")]
-    loops = [name for name, address in report["names"].items() if address.startswith("127.") and name != node]
+    loops = [name for name, address in report["names"].items() if _is_loopback(address) and name != node]
     if unknown:
         yield Finding(node, "names", "fail", f"it does not know the name of {', '.join(unknown)}", own=False)
     if loops:
@@ -104,6 +104,10 @@ def _of_names(node: str, report: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(
             node, "names", "fail", f"it does not reach a port of the first node: {report['reach']}", own=False
         )
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
 
 
 def _fabric(reports: Mapping[str, Mapping[str, Any]], names: list[str], fabric: str) -> Iterator[Finding]:

@@ -20,14 +20,14 @@ from .baselines import write_json
 def write_measured(root: Path, verdict: Mapping[str, Any]) -> None:
     """Put an accepted preflight's numbers in."""
     path = root / f"{str(verdict['profile']).replace('/', '_')}.json"
-    said: dict[str, Any] = {}
+    said: Any = {}
     with suppress(OSError, ValueError):
         said = json.loads(path.read_text())
-    values = {
-        ("alltoall", 1): verdict["baseline"].get("inside") or _middle(verdict["inside"].values()),
-        ("alltoall", len(verdict["nodes"])): verdict["baseline"].get("across") or verdict["across"],
-        ("allreduce", len(verdict["nodes"])): verdict["allreduce"],
-    }
+    said = said if isinstance(said, dict) else {}
+    values = {("alltoall", 1): verdict["baseline"].get("inside") or _middle(verdict["inside"].values())}
+    if (nodes := len(verdict["nodes"])) > 1:
+        values["alltoall", nodes] = verdict["baseline"].get("across") or verdict["across"]
+        values["allreduce", nodes] = verdict["allreduce"]
     for (collective, nodes), value in values.items():
         if value:
             said.setdefault(f"{collective}_busbw_gbps", {})[str(nodes)] = value

@@ -21,28 +21,31 @@ from pathlib import Path
 from typing import Any
 
 from .baselines import write_json
-from .gpus import FIELDS, ROW_FIELDS
+from .gpus import FIELDS, ROW_FIELDS, are_held_back
 
 DIAG_TIMEOUT_S = {1: 300, 2: 1800, 3: 7200, 4: 14400}
 """DCGM's own words for the levels: seconds, 2 minutes, half an hour, 1 to 2 hours."""
 LOCKS = ("flock", "lockf")
 _SPEED_BYTES = 64 << 20
 _SHORT_S = 60
+_COOLS_TIMES, _COOLS_S = 3, 10.0
+_CSV = "--format=csv,noheader,nounits"
 _LOG_BYTES = 4 << 20
 
 
 def look(out: Path, endpoint: str, asked: dict[str, Any]) -> dict[str, Any]:
     """All that this node says."""
-    csv = "--format=csv,noheader,nounits"
-    gpus = _call(["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", csv])
-    if gpus["code"] not in (0, 127):  # an older driver has another name for one of them
-        older = ",".join(FIELDS).replace("clocks_event_reasons", "clocks_throttle_reasons")
-        gpus = _call(["nvidia-smi", f"--query-gpu={older}", csv])
+    gpus = _gpus()
+    for _ in range(_COOLS_TIMES):
+        if not are_held_back(gpus["text"]):
+            break
+        time.sleep(_COOLS_S)
+        gpus = _gpus()
     level = int(asked.get("level") or 1)
     return {
         "host": platform.node().partition(".")[0],
         "gpus": gpus,
-        "rows": _call(["nvidia-smi", f"--query-remapped-rows={','.join(ROW_FIELDS)}", csv]),
+        "rows": _call(["nvidia-smi", f"--query-remapped-rows={','.join(ROW_FIELDS)}", _CSV]),
         "dcgm": _call(["dcgmi", "diag", "-r", str(level), "--fail-early", "-j"], DIAG_TIMEOUT_S[level]),
         "kernel": _kernel_log(),
         "uptime_s": time.clock_gettime(time.CLOCK_MONOTONIC),
@@ -53,6 +56,15 @@ def look(out: Path, endpoint: str, asked: dict[str, Any]) -> dict[str, Any]:
         "names": {node: _address(node) for node in asked["nodes"]},
         "reach": _reach(endpoint),
     }
+
+
+def _gpus() -> dict[str, Any]:
+    """What nvidia-smi says of the GPUs; an older driver has another name for one of the fields."""
+    said = _call(["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", _CSV])
+    if said["code"] in (0, 127, None):
+        return said
+    older = ",".join(FIELDS).replace("clocks_event_reasons", "clocks_throttle_reasons")
+    return _call(["nvidia-smi", f"--query-gpu={older}", _CSV])
 
 
 def _call(command: Sequence[str], timeout_s: float = _SHORT_S) -> dict[str, Any]:
@@ -132,7 +144,7 @@ def _blocks(path: Path) -> Any:
 
 def _address(node: str) -> str:
     try:
-        return socket.gethostbyname(node)
+        return str(socket.getaddrinfo(node, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as reason:
         return f"? {reason.strerror or reason}"
 

@@ -27,7 +27,7 @@ _OTHERS_S = 20.0
 
 def watch(attempt: Path, fabric: str, nodes: Sequence[str]) -> bool:
     """Follow until it is decided, and whether the launch is to be stopped; the job ends this with the training."""
-    if len(nodes) < 2 or fabric == "none":
+    if len(nodes) < 2 or fabric == "none" or "network" in os.environ.get("MOEKIT_PREFLIGHT_ACCEPT", "").split(","):
         return False
     network, position, rest, fallback_at = Network(), 0, b"", 0.0
     while True:
