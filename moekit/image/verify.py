@@ -17,7 +17,7 @@ from typing import Any
 from moekit import share
 from moekit.cluster.profile import Cluster
 from moekit.image.make import srun_words
-from moekit.launch.script import environment_script
+from moekit.launch.script import environment_script, mounts_of
 from moekit.problems import error
 
 _ANSWER = re.compile(r"^.*?moekit-image: (\{.*\})$", re.MULTILINE)
@@ -64,6 +64,7 @@ def command(image: str, cluster: Cluster, mode: str, nodes: int) -> list[str]:
         *srun_words(cluster, nodes, gpus),
         f"--time={_TIME_MIN}",
         f"--container-image={image}",
+        f"--container-mounts={','.join(mounts_of(cluster))}",
         "--no-container-mount-home",
         "--no-container-entrypoint",
         *("bash", "-c", f'{exports}exec "$@"', "look", cluster.python, "-c", code, mode),

@@ -163,7 +163,7 @@ def srun_words(recipe: Recipe, cluster: Cluster) -> list[str]:
     return [
         *words,
         f"--container-image={cluster.image}",
-        f"--container-mounts={','.join(_mounts(cluster))}",
+        f"--container-mounts={','.join(mounts_of(cluster))}",
         "--no-container-mount-home",  # or packages in ~/.local are imported before the image's
         "--no-container-entrypoint",
         f"--container-env={','.join([*winning, *(recipe.runtime.secrets or ())])}",  # else the image's values win
@@ -264,7 +264,7 @@ def _profiled_nodes(recipe: Recipe, cluster: Cluster) -> str | None:
     return ",".join(map(str, sorted(nodes)))
 
 
-def _mounts(cluster: Cluster) -> Iterator[str]:
+def mounts_of(cluster: Cluster) -> Iterator[str]:
     """All mounts as `/path:/inside`: what all nodes share under its own path, so that paths mean the same inside."""
     yield f"{cluster.shared_root}:{cluster.shared_root}"
     megatron = cluster.megatron_path
