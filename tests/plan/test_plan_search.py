@@ -160,6 +160,14 @@ def test_the_planned_child_is_what_the_search_said(tmp_path: Path, capsys: pytes
     assert len(values["survivors"]) == 20
 
 
+@pytest.mark.parametrize("name", ["first_moe", "models/moonlight", "settings/offload"])
+def test_a_search_fits_a_wide_terminal(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = printed(capsys, name, "--search").splitlines()
+    assert max(len(line) for line in said) <= 160
+    assert len([line for line in said if line.startswith("  >  ")]) == 1
+    assert any(line.startswith("the recipe's own layout: ") for line in said)
+
+
 def test_a_search_on_fewer_gpus_begins_where_ranks_divide_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,12 +90,22 @@ def _survivor_lines(found: Searched) -> Iterator[str]:
         if len({grid.own[place], *(one.point[place] for one in found.answer.survivors)}) > 1
     ]
     rows = [("", "step, s", "TFLOP/s", "GiB", *(_HEADS.get(knob, knob) for knob in varied), "")]
+    names: dict[str, str] = {}
     for one in found.answer.survivors:
         numbers = (f"{one.seconds:,.3f}", f"{_rate(found, one):,.1f}", f"{one.peak_bytes / 2**30:.1f}")
-        values = [shown_value(grid, knob, one.point[KNOBS.index(knob)]) for knob in varied]
+        values = [_short(shown_value(grid, knob, one.point[KNOBS.index(knob)]), names) for knob in varied]
         taken = ">" if one.point == found.chosen.point else ""
         rows.append((taken, *numbers, *values, "changes training" if found.trains_otherwise(one) else ""))
     yield from table(rows, left=0)
+    yield from (f"  ({name}) {value}" for value, name in names.items())
+
+
+def _short(value: str, names: dict[str, str]) -> str:
+    """The value, or a letter for one too long for a column, put down in `names`."""
+    return value if len(value) <= _LONGEST else f"({names.setdefault(value, chr(ord('a') + len(names)))})"
+
+
+_LONGEST = 18
 
 
 def _way_lines(found: Searched) -> Iterator[str]:
