@@ -23,7 +23,7 @@ class Part:
 
     kept: dict[str, Floats]
     """Bytes by term, none of them recomputed whole."""
-    moved: Floats
+    moved: dict[str, Floats]
     """Of those, what waits in main memory."""
     again: Floats
     """Bytes that selective recomputation makes again in the backward pass."""
@@ -54,7 +54,8 @@ def parts_of(shape: Shape, facts: Facts, c: Candidates, t: Tokens) -> dict[str, 
 
 def _part(facts: Facts, c: Candidates, tensors: list[Saved], own: Floats) -> Part:
     kept: dict[str, Floats] = {}
-    moved, again = np.zeros(c.number), np.zeros(c.number)
+    moved: dict[str, Floats] = {}
+    again = np.zeros(c.number)
     selective = c.recompute == "selective"
     for tensor in tensors:
         dropped = selective & _any(c, tensor.by)
@@ -62,7 +63,8 @@ def _part(facts: Facts, c: Candidates, tensors: list[Saved], own: Floats) -> Par
         again = again + tensor.size * dropped
         if tensor.offload in c.offloaded:
             large = size >= facts.offload_least * facts.weight_bytes
-            moved = moved + size * large * c.offloaded[tensor.offload] * facts.activation_offload
+            share = large * c.offloaded[tensor.offload] * facts.activation_offload
+            moved[tensor.term] = moved.get(tensor.term, np.zeros(c.number)) + size * share
         kept[tensor.term] = kept.get(tensor.term, np.zeros(c.number)) + size
     return Part(kept, moved, again, own)
 
@@ -90,7 +92,8 @@ def activations(shape: Shape, facts: Facts, c: Candidates, t: Tokens) -> Activat
         count = c.parts[letter] * flight * share
         for term, size in part.kept.items():
             add(term, count * size[:, None])
-        add("offloaded", -part.moved[:, None] * np.maximum(count - 1, 0))  # the newest layer's are still on their way
+        for term, size in part.moved.items():
+            add(term, -size[:, None] * np.maximum(count - 1, 0))  # the newest layer's are still on their way
     add("layer inputs", np.where(full, _inputs(c) * flight * row, 0.0))
     if shape.depths:
         _add_depths(add, shape, c, parts, last * c.depths, row, full)

@@ -41,12 +41,7 @@ def saved(shape: Shape, facts: Facts, c: Candidates, t: Tokens, letter: str) -> 
 
 def _of(shape: Shape, facts: Facts, c: Candidates, t: Tokens, letter: str) -> Iterator[Saved]:
     hidden = t.part * shape.hidden
-    if letter in "*+G":
-        yield Saved("norms", hidden * t.element, offload="attn_norm")
-    elif letter in "-E":
-        yield Saved("norms", hidden * t.element, offload="mlp_norm")
-    else:
-        yield Saved("norms", hidden * t.element)
+    yield Saved("norms", hidden * t.element, offload=_norm_offload(facts, letter))
     yield Saved("norms", t.part * 4 * shape.norm_weights)
     if facts.hidden_dropout:
         yield Saved("dropout", hidden)
@@ -69,6 +64,18 @@ def _of(shape: Shape, facts: Facts, c: Candidates, t: Tokens, letter: str) -> It
         case _:
             assert shape.experts
             yield from _experts(shape.hidden, shape.experts, facts, c, t)
+
+
+def _norm_offload(facts: Facts, letter: str) -> str | None:
+    """Which offload moves the input of a part's norm (core/transformer/transformer_layer.py:1442): a norm that is fused
+    into a linear layer goes with it, and of a dense network stays."""
+    alone = not facts.transformer_engine
+    return {
+        "*": "attn_norm" if alone else "qkv_linear",
+        "+": "attn_norm",
+        "-": "mlp_norm" if alone else None,
+        "E": "mlp_norm",
+    }.get(letter)
 
 
 def _grouped(shape: Shape, of: Grouped, facts: Facts, c: Candidates, t: Tokens) -> Iterator[Saved]:
@@ -108,7 +115,7 @@ def _core(heads: int, values: Floats, facts: Facts, c: Candidates, t: Tokens) ->
         return
     scores = t.sequences * per_head * t.length * t.length * c.context
     kept = t.element + (t.element + 1 if facts.attention_dropout else 0)
-    yield Saved("attention core", scores * kept, ("core_attn",))
+    yield Saved("attention core", scores * kept, ("core_attn",), "core_attn")
     yield Saved("attention", t.whole * values * t.linear, offload="attn_proj")
 
 
@@ -118,9 +125,9 @@ def _latent(hidden: int, of: Latent, facts: Facts, c: Candidates, t: Tokens) -> 
     query, value = heads * (of.width + of.position_width), heads * of.value_width
     yield Saved("attention", t.part * hidden * t.linear, ("layernorm",), "qkv_linear")
     compressed = (of.query_rank or 0) + of.rank
-    yield Saved("attention", t.part * (compressed + of.position_width) * t.element)
+    yield Saved("attention", t.part * (compressed + of.position_width) * t.element, (), "qkv_linear")
     if of.norm_weights:
-        yield Saved("attention", t.part * compressed * t.linear, ("mla_up_proj",))
+        yield Saved("attention", t.part * compressed * t.linear, ("mla_up_proj",), "qkv_linear")
     yield Saved("attention", t.whole * (2 * query + value) * t.element, ("mla_up_proj",), "core_attn")
     yield from _core(of.heads, value, facts, c, t)
 
