@@ -21,6 +21,7 @@ DATA = Path(__file__).parent / "data"
 NOISE = (DATA / "noise.log").read_bytes().splitlines()
 CASES: list[dict[str, Any]] = yaml.safe_load((DATA / "cases.yaml").read_text())
 HEALTHY: list[str] = yaml.safe_load((DATA / "healthy.yaml").read_text())
+CASCADES: list[dict[str, Any]] = yaml.safe_load((DATA / "cascades.yaml").read_text())
 LINES = 10_000
 TRAINING = next(at for at, line in enumerate(NOISE) if b"elapsed time per iteration" in line)
 """From this line on the noise is training."""
@@ -123,6 +124,18 @@ def test_a_gpus_fault_is_before_the_flood_that_it_brings_wherever_it_stands() ->
     assert finding.key == "gpu_ecc"
     assert finding.sure == "sure"
     assert any(text.startswith("ranks waited") for text in finding.follows)
+
+
+@pytest.mark.parametrize("case", CASCADES, ids=[f"{at}-{case['cause']}" for at, case in enumerate(CASCADES)])
+def test_of_a_cause_and_what_comes_of_it_the_cause_is_told(case: dict[str, Any]) -> None:
+    """Also where a GPU's fault is printed some steps before all others stop."""
+    steps = [line.decode() for line in NOISE[TRAINING:] if b"elapsed time per iteration" in line][:3]
+    said: list[str] = []
+    for line in case["lines"]:
+        said += {"<steps>": steps, "<flood>": flood([rank for rank in range(16) if rank != 6])}.get(line, [line])
+    triage = read(log_with(said, 3000, 3000))
+    assert first_cause(triage) == case["cause"]
+    assert len(of_logs([Log(1, Path(), triage)])) == 1
 
 
 def test_out_of_memory_is_before_the_flood() -> None:
