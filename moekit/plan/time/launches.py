@@ -8,9 +8,10 @@ from moekit.plan.candidates import Candidates, Floats
 from moekit.plan.run import Facts
 from moekit.plan.shape import Shape
 
-_OF = {"*": (24, 26), "+": (36, 40), "G": (40, 50), "M": (24, 30), "-": (10, 12), "output": (14, 12)}
+_OF = {"*": (24, 26), "+": (36, 40), "G": (70, 90), "M": (60, 80), "-": (10, 12), "output": (14, 12)}
 """Launches of a part, forward and backward: read off Megatron's modules, one each for a kernel of torch, Transformer
-Engine or NCCL. They are counts of work for Python, and one constant gives them a time."""
+Engine or NCCL, and several for each of a scan's many Triton kernels, which Python launches slower. They are counts of
+work for Python, and one constant gives them a time."""
 _UNFUSED_POSITIONS = 20, 26
 """What it adds to latent attention to turn queries and keys piece by piece."""
 _EXPERTS = {"router": (30, 24), "sort": (14, 14), "exchange": (16, 14), "experts": (8, 10), "shared": (12, 12)}
