@@ -33,7 +33,7 @@ WHOLE = (
     *("end", "retry.json", "decision.json", "job.sbatch", "environment.sh"),
     "checkpoints/latest_checkpointed_iteration.txt",
 )
-OF_AN_ATTEMPT = ("decision.json", "end.json", "software.json", "installed.json")
+OF_AN_ATTEMPT = ("decision.json", "refused.json", "end.json", "software.json", "installed.json")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import pytest
 from gpu_double import gpu_rows
 
-from moekit.job.preflight.gpus import FIELDS, judge_alike, judge_gpus, judge_xids, read_gpus
+from moekit.job.preflight.gpus import FIELDS, are_held_back, judge_alike, judge_gpus, judge_xids, read_gpus
 
 EIGHT: list[dict[str, str]] = [{} for _ in range(8)]
 
@@ -91,3 +91,9 @@ def test_another_driver() -> None:
     gpus["n9"] = read_gpus(gpu_rows([{"driver_version": "550.1"}]))
     (found,) = judge_alike(gpus)
     assert (found.node, found.level, found.what) == ("n9", "warn", "its driver is 550.1, of other nodes 580.95.05")
+
+
+def test_a_gpu_that_is_held_back_is_asked_again() -> None:
+    assert not are_held_back(gpu_rows(EIGHT))
+    assert are_held_back(gpu_rows([*EIGHT[:7], {"clocks_event_reasons.active": "0x20"}]))
+    assert not are_held_back("No devices were found\n")

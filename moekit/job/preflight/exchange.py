@@ -44,6 +44,9 @@ class Exchange:
         if not self._asked["nccl_tests"]:
             what = "the exchange between GPUs: the profile names no `nccl_tests`"
             return [Finding("", "across", "skip", what)]
+        if self._asked["baseline"] and _is_investigated(self._root, self._key(len(self._nodes)).name):
+            why = "the newest preflight of its kind was slow: a clean one without `--baseline` comes first"
+            return [Finding("", "baseline", "fail", f"no baseline of {len(self._nodes)} nodes: {why}")]
         found: list[Finding] = []
         rounds = _RUNS_OF_A_BASELINE if self._asked["baseline"] else 1
         for _ in range(rounds):
@@ -161,20 +164,16 @@ class Exchange:
         return [Finding("", "across", "fail", f"{why}{kept}; {found.said}")]
 
     def _add_to_baselines(self) -> list[Finding]:
-        """Keep clean runs; never those of an allocation whose like was slow and is not well again."""
+        """Keep clean runs."""
         found = []
         inside = [((node,), value) for node, values in self._inside.items() for value in values]
         runs: dict[int, list[tuple[tuple[str, ...], float]]] = {1: [*inside]}
         if self._across:
             runs[len(self._nodes)] = [(self._nodes, value) for value in self._across]
         for nodes, measured in runs.items():
-            key = self._key(nodes)
-            if _is_investigated(self._root, key.name):
-                why = "the newest preflight of its kind was slow: a clean one without `--baseline` comes first"
-            else:
-                stamp = {"when": time.time(), "job": os.environ.get("SLURM_JOB_ID", "")}
-                new = [{"busbw_gb_s": value, "nodes": list(names), **stamp} for names, value in measured]
-                baseline, why = add_runs(self._root, key, new)
+            stamp = {"when": time.time(), "job": os.environ.get("SLURM_JOB_ID", "")}
+            new = [{"busbw_gb_s": value, "nodes": list(names), **stamp} for names, value in measured]
+            baseline, why = add_runs(self._root, self._key(nodes), new)
             if why:
                 found.append(Finding("", "baseline", "fail", f"no baseline of {nodes} nodes: {why}"))
                 continue
