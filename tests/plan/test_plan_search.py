@@ -160,6 +160,16 @@ def test_the_planned_child_is_what_the_search_said(tmp_path: Path, capsys: pytes
     assert len(values["survivors"]) == 20
 
 
+def test_hybridep_is_told_of_fewer_ranks() -> None:
+    question = asked("models/qwen3_30b_gb200", "gb200")
+    grid, place = question.grid, KNOBS.index("expert")
+    point = (*grid.own[:place], grid.expert.index(4), *grid.own[place + 1 :])
+    changes = changes_of(grid, question.recipe, question.target, point)
+    told = {"NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN": "4"}
+    assert changes["runtime.environment"] == {**(question.recipe.runtime.environment or {}), **told}
+    assert question.refusal(point) is None
+
+
 @pytest.mark.parametrize("name", ["first_moe", "models/moonlight", "settings/offload"])
 def test_a_search_fits_a_wide_terminal(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = printed(capsys, name, "--search").splitlines()

@@ -59,6 +59,10 @@ class Question:
         """The layouts at some points."""
         return candidates_of(self.grid, self.shape, self.layout, points)
 
+    def turned(self, point: tuple[int, ...]) -> int:
+        """Knobs that are elsewhere than the recipe has them."""
+        return sum(value != own for value, own in zip(point, self.grid.own, strict=True))
+
     def refusal(self, point: tuple[int, ...]) -> str | None:
         """What `check` says against a layout; None: Megatron takes it."""
         child = child_of(self.grid, self.recipe, self.target, point)
@@ -107,7 +111,7 @@ def search(question: Question, wanted: int = SURVIVORS) -> Answer:
     that is left can be faster than what is found.
     """
     answer = Answer()
-    waiting: list[tuple[float, tuple[int, ...]]] = []
+    waiting: list[tuple[float, int, tuple[int, ...]]] = []
     peaks: dict[tuple[int, ...], float] = {}
     taken: set[tuple[int, ...]] = set()
     ranks = _ranks(question, answer)
@@ -118,11 +122,11 @@ def search(question: Question, wanted: int = SURVIVORS) -> Answer:
     for begin in range(0, len(order), step):
         found = _fitting(question, answer, ranks[order[begin : begin + step]], rest)
         for one in found:
-            heapq.heappush(waiting, (one.seconds, one.point))
+            heapq.heappush(waiting, (one.seconds, question.turned(one.point), one.point))
             peaks[one.point] = one.peak_bytes
         left = bounds[order[begin + step]] if begin + step < len(order) else np.inf
         while waiting and waiting[0][0] <= left and len(answer.survivors) < wanted:
-            seconds, point = heapq.heappop(waiting)
+            seconds, _, point = heapq.heappop(waiting)
             if point[:RANKS] in taken:
                 continue
             if refusal := question.refusal(point):
@@ -133,6 +137,17 @@ def search(question: Question, wanted: int = SURVIVORS) -> Answer:
         if len(answer.survivors) == wanted:
             break
     return answer
+
+
+def alike(question: Question, found: Found, slower: float) -> list[Found]:
+    """Layouts of the same ranks and micro batch that fit and take up to `slower` seconds, with fewer changes than
+    `found`, those with the fewest first."""
+    rest = _product(question.grid.sizes[RANKS:])
+    points = _crossed(np.array([found.point]), rest)
+    judged = question.judged(points[question.legal(points)])
+    fine = [one for one in judged if one.seconds <= slower and one.peak_bytes <= question.room_bytes]
+    fewer = [one for one in fine if question.turned(one.point) < question.turned(found.point)]
+    return sorted(fewer, key=lambda one: (question.turned(one.point), one.seconds))
 
 
 def _ranks(question: Question, answer: Answer) -> Points:

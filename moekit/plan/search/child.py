@@ -10,6 +10,7 @@ from moekit.plan.search.grid import KNOBS, Grid
 from moekit.recipe.patterns import PipelineLayout
 from moekit.recipe.rules.violation import Target, below, is_blackwell, variable
 from moekit.recipe.schema import Recipe
+from moekit.recipe.sizes import exchange_ranks
 from moekit.recipe.values import plain
 from moekit.rehearse.edit import changed, value
 
@@ -24,6 +25,8 @@ PIPELINE = (
 )
 """Fields of `parallel` that say how layers are cut."""
 _CONNECTIONS, _OFFLOAD_V1 = "CUDA_DEVICE_MAX_CONNECTIONS", "NVTE_CPU_OFFLOAD_V1"
+_DOMAIN = "NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN"
+"""How many of an expert group's ranks NVLink joins, as HybridEP is told."""
 
 
 def changes_of(grid: Grid, recipe: Recipe, target: Target, point: tuple[int, ...]) -> dict[str, Any]:
@@ -140,6 +143,12 @@ def _environment(recipe: Recipe, target: Target) -> dict[str, str]:
     old = version is None or below(version, "2.10")
     if recipe.memory.fine_grained_activation_offloading and not old and variable(_OFFLOAD_V1, recipe, target) != "1":
         wanted[_OFFLOAD_V1] = "1"
+    told, moe = variable(_DOMAIN, recipe, target), recipe.moe
+    if told is not None and (moe.dispatcher, moe.flex_dispatcher_backend) == ("flex", "hybridep"):
+        ranks, most = exchange_ranks(recipe), variable("NVLINK_DOMAIN_SIZE", recipe, target) or told
+        together = max(size for size in range(1, ranks + 1) if ranks % size == 0 and size <= int(most))
+        if str(together) != told:
+            wanted[_DOMAIN] = str(together)
     return wanted
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from moekit.plan.search.best import Answer, Found, Question, search
+from moekit.plan.search.best import Answer, Found, Question, alike, search
 from moekit.plan.search.child import PIPELINE, as_yaml, changes_of
-from moekit.plan.search.grid import KNOBS
+from moekit.plan.search.grid import KNOBS, RANKS
 from moekit.plan.search.steps import Step, alone, changes_training, path
 from moekit.problems import error, shortened
 from moekit.recipe.load import Loaded, file_and_variant
@@ -99,6 +99,8 @@ def searched(question: Question) -> Searched:
     if not answer.survivors:
         raise _none(question, answer)
     chosen, grid = _chosen(question, answer), question.grid
+    others = [one for one in answer.survivors if one.point[:RANKS] != chosen.point[:RANKS]]
+    answer = replace(answer, survivors=sorted((chosen, *others), key=lambda one: one.seconds))
     own = question.judged(np.array([grid.own]))[0] if question.refusal(grid.own) is None else None
     steps, singles = tuple(path(question, chosen.point)), tuple(alone(question))
     return Searched(question, answer, own, chosen, steps, singles, time.perf_counter() - begin)
@@ -117,13 +119,12 @@ def _none(question: Question, answer: Answer) -> Exception:
 
 def _chosen(question: Question, answer: Answer) -> Found:
     """Of the fastest that train alike, the one with the fewest changes; of none such, of all."""
-    alike = [one for one in answer.survivors if not changes_training(question, one.point)] or answer.survivors
-    near = [one for one in alike if one.seconds <= alike[0].seconds * (1 + ALIKE)]
-    return min(near, key=lambda one: (_turned(question, one.point), one.seconds))
-
-
-def _turned(question: Question, point: tuple[int, ...]) -> int:
-    return sum(value != own for value, own in zip(point, question.grid.own, strict=True))
+    same = [one for one in answer.survivors if not changes_training(question, one.point)] or answer.survivors
+    slower = same[0].seconds * (1 + ALIKE)
+    near = [one for one in same if one.seconds <= slower]
+    nearer = [other for one in near for other in alike(question, one, slower)]
+    ordered = sorted((*near, *nearer), key=lambda one: (question.turned(one.point), one.seconds))
+    return next(one for one in ordered if one in near or question.refusal(one.point) is None)
 
 
 def write_child(found: Searched, written: Recipe, given: str, path: Path) -> None:
