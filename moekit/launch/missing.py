@@ -27,6 +27,7 @@ def missing(
     return [
         *_folders(cluster),
         *_image(cluster),
+        *_nccl_tests(loaded, cluster),
         *_megatron(loaded, cluster),
         *_data(loaded, cluster.shared_root),
         *_parent(loaded, cluster.shared_root, siblings),
@@ -73,6 +74,18 @@ def _image(cluster: Cluster) -> Iterator[Problem]:
         command = f"moekit image import pytorch --out {cluster.image}"
         hint = f"`{command}` makes one, `moekit image build efa` one with EFA; or name another in the profile's `image`"
         yield Problem("", f"there is no image: {cluster.image}", hint)
+
+
+def _nccl_tests(loaded: Loaded, cluster: Cluster) -> Iterator[Problem]:
+    """What a job measures its nodes with before it trains."""
+    if not (cluster.preflight and cluster.nccl_tests) or loaded.recipe.runtime.device == "cpu":
+        return
+    inside = cluster.container == "pyxis"
+    path = cluster.nccl_tests_image if inside else cluster.nccl_tests
+    if path and path.startswith("/") and not Path(path).is_file():
+        makes = f"`moekit image import nccl-tests --out {path}` makes one" if inside else "build it (handbook 2.1)"
+        what = f"there is no {path}, with which the job measures its nodes"
+        yield Problem("", what, f"{makes}; `nccl_tests: null` in the profile, or `--no-preflight`, goes without")
 
 
 def _megatron(loaded: Loaded, cluster: Cluster) -> Iterator[Problem]:

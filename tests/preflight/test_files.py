@@ -10,6 +10,7 @@ import pytest
 import moekit.job
 from moekit import share
 from moekit.cluster.profile import Cluster, find_cluster
+from moekit.launch.missing import missing
 from moekit.launch.script import slurm_files
 from moekit.preflight.files import preflight_files
 from moekit.preflight.submit import Wanted, job_files, problems_of, settings
@@ -116,3 +117,17 @@ def test_programs_are_python_3_9_and_need_no_package(path: Path) -> None:
 
 def test_the_script_is_the_one_that_ships() -> None:
     assert preflight_files(AWS, {})["preflight.sh"] == (share.folder("slurm") / "preflight.sh").read_text()
+
+
+def test_launch_tells_of_an_image_that_is_not_there(tmp_path: Path) -> None:
+    """Else the job would be refused by its own preflight."""
+    there = tmp_path / "nccl-tests.sqsh"
+    cluster = replace(AWS, shared_root=str(tmp_path), nccl_tests_image=str(there))
+
+    def told(cluster: Cluster) -> list[str]:
+        return [problem.what for problem in missing(load("first_moe"), cluster, {}) if "measures" in problem.what]
+
+    assert told(cluster) == [f"there is no {there}, with which the job measures its nodes"]
+    assert told(replace(cluster, preflight=False)) == told(replace(cluster, nccl_tests=None)) == []
+    there.touch()
+    assert told(cluster) == []
