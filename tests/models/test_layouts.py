@@ -18,6 +18,8 @@ WARNED = {
     "models/deepseek_v3_gb200": {"balance.enable_expert_bias", "balance.bias_update_rate"},
     "models/deepseek_v3_gb300": {"balance.enable_expert_bias", "balance.bias_update_rate"},
     "models/deepseek_v3_h100": {"balance.enable_expert_bias", "balance.bias_update_rate"},
+    "models/deepseek_moe_16b": {"router.pre_softmax"},
+    "models/qwen2_57b": {"router.pre_softmax"},
     "models/deepseek_v2_lite": {"router.pre_softmax"},
     "models/ling_flash": {"balance.enable_expert_bias", "balance.bias_update_rate"},
     "models/ling_mini": {"balance.enable_expert_bias", "balance.bias_update_rate", "router.num_groups"},
@@ -62,8 +64,10 @@ def test_its_source_is_named(name: str) -> None:
 
 ROWS = {
     "deepseek_v2_lite": 102_400,
+    "deepseek_moe_16b": 102_400,
     "deepseek_v3": 129_280,
     "ling": 157_184,
+    "qwen2_57b": 151_936,
     "qwen3": 151_936,
     "mixtral_8x7b": 32_000,
     "mixtral_8x22b": 32_768,

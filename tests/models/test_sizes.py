@@ -62,6 +62,8 @@ RELEASED = {
         why="buffers of its attention and router, no parameters (inferred from the difference)",
     ),
     "deepseek_v2_lite": Released(102_400, 15_706_484_224, "deepseek-ai/DeepSeek-V2-Lite"),
+    "deepseek_moe_16b": Released(102_400, 16_375_728_128, "deepseek-ai/deepseek-moe-16b-base"),
+    "qwen2_57b": Released(151_936, 57_408_658_944, "no integer is public: our own count of Qwen/Qwen2-57B-A14B"),
     "ling_mini": Released(157_184, 16_255_643_392, "inclusionAI/Ling-mini-2.0"),
     "ling_flash": Released(157_184, 102_889_705_216, "inclusionAI/Ling-flash-2.0"),
     "glm_4_5_air": Released(

@@ -94,8 +94,10 @@ BIASED = (
 )
 WARNED = {
     **dict.fromkeys([f"models/{name}" for name in BIASED], "0.19.2 counts for the expert bias, their balance, in bf16"),
-    "models/deepseek_v2_lite": "weights of a token's experts sum to less than 1, as in the released model",
-    "models/olmoe": "weights of a token's experts sum to less than 1, as in the released model",
+    **dict.fromkeys(
+        [f"models/{name}" for name in ("deepseek_moe_16b", "deepseek_v2_lite", "olmoe", "qwen2_57b")],
+        "weights of a token's experts sum to less than 1, as in the released model",
+    ),
     "settings/hash_layers": "their table comes from another model's checkpoint",
     "settings/routing_replay": "a framework for reinforcement learning hands the choices over",
 }
