@@ -32,7 +32,7 @@ class Key:
     size_bytes: int
     gpu: str = ""
     image: str = ""
-    """The image's path and its bytes, or the program's path where there is none."""
+    """The image's path and its sha256 or size; the program's where there is none."""
     settings: tuple[tuple[str, str], ...] = ()
     """Variables that NCCL and what is below it read."""
 
@@ -130,6 +130,7 @@ def add_runs(root: Path, key: Key, runs: Sequence[Mapping[str, Any]]) -> tuple[B
         "median_gb_s": after.busbw_gb_s,
         "lowest_gb_s": after.values[0],
         "highest_gb_s": after.values[-1],
+        "spread": after.spread,
         "runs": list(after.runs),
     }
     write_json(root / "baselines" / key.name, said)

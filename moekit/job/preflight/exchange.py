@@ -171,7 +171,10 @@ class Exchange:
         if self._across:
             runs[len(self._nodes)] = [(self._nodes, value) for value in self._across]
         for nodes, measured in runs.items():
-            stamp = {"when": time.time(), "job": os.environ.get("SLURM_JOB_ID", "")}
+            stamp = {
+                "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "job": os.environ.get("SLURM_JOB_ID", ""),
+            }
             new = [{"busbw_gb_s": value, "nodes": list(names), **stamp} for names, value in measured]
             baseline, why = add_runs(self._root, self._key(nodes), new)
             if why:
@@ -223,7 +226,9 @@ def _is_investigated(root: Path, key: str) -> bool:
 
 
 def _identity(image: str) -> str:
-    """An image's path and size: another one under the same name is another baseline."""
+    """An image's path and what tells it from another one under that path: its sha256 by its record, else its size."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return f"{image} (sha256 {json.loads(Path(f'{image}.json').read_text())['sha256'][:16]})"
     with suppress(OSError):
         return f"{image} ({Path(image).stat().st_size} bytes)"
     return image
