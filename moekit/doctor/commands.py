@@ -26,7 +26,7 @@ def doctor(
     run: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUN]", help="A run's name, or its directory's path; `-` reads a log on standard input."
+            metavar="[RUN]", help="A run's name, or its directory's path; or a log, `-` for one on standard input."
         ),
     ] = None,
     symptom: Annotated[
@@ -51,7 +51,7 @@ def doctor(
     if run is None:
         said = report.Report(f"symptoms nearest to `{shortened(symptom or '')}`", [], [], asked=asked)
     else:
-        said = _of_log(asked) if run == "-" else _of_run(run, profile, asked)
+        said = _of_log(run, asked) if run == "-" or Path(run).is_file() else _of_run(run, profile, asked)
     if as_json:
         print(json.dumps(report.as_json(said), indent=1))
         return
@@ -70,15 +70,23 @@ def _asked(words: str) -> list[Symptom]:
     return found
 
 
-def _of_log(asked: list[Symptom]) -> Report:
+def _of_log(given: str, asked: list[Symptom]) -> Report:
     from moekit.doctor.evidence import Log
     from moekit.doctor.report import Report, of_logs
     from moekit.doctor.triage import read_log
 
-    triage = read_log(sys.stdin.buffer)
+    if given == "-":
+        title, path, triage = "a log on standard input", Path(), read_log(sys.stdin.buffer)
+    else:
+        title, path = f"log `{given}`", Path(given)
+        try:
+            with path.open("rb") as file:
+                triage = read_log(file)
+        except OSError as failure:
+            raise error(f"cannot read `{given}`: {str(failure.strerror).lower()}") from None
     looked = [f"{triage.lines:,} lines of a log ({triage.bytes:,} bytes), for the messages of known causes"]
     looked.append("A log alone does not say which stack trained it, so its proofs were not looked for.")
-    return Report("a log on standard input", of_logs([Log(0, Path(), triage)]), looked, asked=asked)
+    return Report(title, of_logs([Log(0, path, triage)]), looked, asked=asked)
 
 
 def _of_run(given: str, profile: str | None, asked: list[Symptom]) -> Report:

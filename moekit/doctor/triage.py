@@ -148,8 +148,7 @@ class _Reader:
             new -= telling
             lines = enumerate(zip(kinds, block.split(b"\n"), strict=True), self.triage.lines + 1)
             for number, kind, line in [(number, kind, line) for number, (kind, line) in lines if kind in telling]:
-                if key := self._cause(kind, line[:_LONGEST_LINE]):
-                    self._hit(key, line[:_LONGEST_LINE], number)
+                self._line(kind, line, number)
         if len(self._dull) + len(self._known) > _MOST_KINDS:
             self._dull.clear()
             self._known.clear()
@@ -157,6 +156,14 @@ class _Reader:
         self.triage.lines += len(kinds) - 1
         if (progress := block.rfind(_PROGRESS)) >= 0:
             self.triage.last_progress = self.triage.lines - block.count(b"\n", progress) + 1
+
+    def _line(self, kind: bytes, line: bytes, number: int) -> None:
+        """A line that may name a cause; of one that a progress bar wrote over, each of what stood there."""
+        if b"\r" in line.rstrip():
+            for part in line.split(b"\r"):
+                self._line(part.translate(None, DIGITS), part, number)
+        elif key := self._cause(kind, line[:_LONGEST_LINE].rstrip()):
+            self._hit(key, line[:_LONGEST_LINE], number)
 
     def _cause(self, kind: bytes, line: bytes) -> str:
         """What a line names; empty for none."""

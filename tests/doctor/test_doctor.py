@@ -283,6 +283,16 @@ def test_a_log_on_standard_input(tmp_path: Path) -> None:
     assert "nothing found" in doctor(tmp_path, "-", text=NOISE.read_text()).stdout
 
 
+def test_a_log_by_its_path(tmp_path: Path) -> None:
+    """Written by a program for Windows, and by one that draws a progress bar."""
+    (tmp_path / "some.log").write_bytes(b"n1: starts\r\nsrun: error: n4: task 4: Killed\r\n")
+    said = json.loads(doctor(tmp_path, "some.log", "--json").stdout)
+    assert (said["title"], said["findings"][0]["key"]) == ("log `some.log`", "rank_killed")
+    bar = b"".join(b"\rLoading shards: %3d%%" % at for at in range(5000))
+    (tmp_path / "bar.log").write_bytes(bar + b"\rOSError: [Errno 122] Disk quota exceeded\n")
+    assert json.loads(doctor(tmp_path, "bar.log", "--json").stdout)["findings"][0]["key"] == "quota"
+
+
 def test_words_alone(tmp_path: Path) -> None:
     done = doctor(tmp_path, "--symptom", "dead experts in spite of aux loss")
     assert done.returncode == 0, done.stderr

@@ -32,12 +32,11 @@ def aux_one_gpu_slow(run: Evidence) -> Said:
 
 def socket(run: Evidence) -> Said:
     """Nodes are on sockets in a run of several."""
-    hits = [log.triage.hits["nccl_socket"] for log in run.logs if "nccl_socket" in log.triage.hits]
+    networks = [log.triage.networks for log in run.logs if log.triage.networks.on_sockets]
     alert = next((alert for alert in run.alerts if alert.key == "socket"), None)
-    several = run.picture.facts.multi_node or len({host for hit in hits for host in hit.hosts}) > 1
-    if alert:
-        return alert.title, "sure"
-    return ("NCCL says `Using network Socket`", "sure") if hits and several else None
+    if networks and (run.picture.facts.multi_node or len(networks[0].used) > 1):
+        return networks[0].sentence(), "sure"
+    return (alert.title, "sure") if alert else None
 
 
 def uneven_micro_batches(run: Evidence) -> Said:
