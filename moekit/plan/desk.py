@@ -117,6 +117,9 @@ def lines(plan: Plan, found: Estimate | str, cures: Sequence[Step] = ()) -> Iter
         from moekit.plan.report.search import remedy_lines
         from moekit.plan.report.time import ground_lines, time_lines
 
+        if found.refused:
+            yield f"`moekit check` refuses this recipe on {found.cluster.name}: {found.refused}"
+            yield ""
         yield from bar_lines(chart_of(found), _width())
         yield verdict_line(found)
         if found.verdict.fit != "fits":

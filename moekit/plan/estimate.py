@@ -15,6 +15,7 @@ from moekit.plan.plan import Plan
 from moekit.plan.run import Facts, facts_of
 from moekit.plan.time.hardware import Hardware, hardware
 from moekit.plan.time.step import Budget, StepTime, budget, step_time
+from moekit.recipe.rules import violations
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Estimate:
     """One recipe on one cluster."""
 
     cluster: Cluster
+    refused: str | None
+    """The first thing that `moekit check` says against the recipe on this cluster."""
     hardware: Hardware
     facts: Facts
     rows: Candidates
@@ -101,11 +104,15 @@ def estimate_of(given: Given, plan: Plan, cluster: Cluster, load: Load) -> Estim
     measured = Path(cluster.shared_root) / "preflight" / f"{cluster.name}.json"
     on = hardware(cluster.gpu, cluster.fabric, cluster.gpus_per_node, measured)
     facts, rows = facts_of(given), of_run(given, plan.shape, plan.layout)
+    _whole(given, rows)
+    recipe = given.loaded.recipe
+    refused = next((one.what for one in violations(recipe, cluster) if one.level == "error"), None)
     most, least = load.most(rows), load.least(rows)
     held = memory(plan.shape, facts, rows, most)
     time = step_time(plan.shape, facts, rows, on, most)
     return Estimate(
         cluster=cluster,
+        refused=refused,
         hardware=on,
         facts=facts,
         rows=rows,
@@ -118,3 +125,13 @@ def estimate_of(given: Given, plan: Plan, cluster: Cluster, load: Load) -> Estim
         least_time=time if (least == most).all() else step_time(plan.shape, facts, rows, on, least),
         run=budget(float(time.seconds[0]), plan.steps, rows.world, cluster.price_per_gpu_hour) if plan.steps else None,
     )
+
+
+def _whole(given: Given, rows: Candidates) -> None:
+    """Refuse a batch that ranks cannot share."""
+    ranks, micro = int(rows.data[0]), int(rows.micro_batch[0])
+    if rows.global_batch % (ranks * micro):
+        what = (
+            f"train.global_batch_size = {rows.global_batch} is no multiple of {ranks * micro}: micro batches of {micro}"
+        )
+        raise given.refused("train.global_batch_size", f"{what} on {ranks} data-parallel ranks", "change one of them")

@@ -185,6 +185,7 @@ REFUSED = [
     ({"moe": {"num_experts": 60}}, [], "`moe.num_experts` = 60 cannot be divided by `parallel.expert_model` = 8"),
     ({"router": {"topk": 65}}, [], "`router.topk` = 65 is more than `moe.num_experts` = 64"),
     ({"parallel": {"pipeline_model": 3}}, [], "cannot be divided by"),
+    ({}, ["--gpus", "1000"], "train.global_batch_size = 512 is no multiple of 8000"),
     ({}, ["--rank-imbalance", "2", "--maxvio", "1"], "`--rank-imbalance` and `--maxvio` both say"),
     ({}, ["--counts", "nowhere/at/all"], "nowhere/at/all"),
     ({}, ["--profile", "nowhere"], "there is no cluster profile `nowhere`"),
@@ -199,6 +200,13 @@ def test_what_cannot_be_is_refused(
         printed(capsys, changed(tmp_path, "first_moe", **fields), *words)
     assert said in str(refused.value)
     assert len(refused.value.problems) == 1
+
+
+def test_what_check_refuses_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = changed(tmp_path, "first_moe", overlap={"delay_wgrad_compute": True})
+    wanted = "`moekit check` refuses this recipe on aws-p5: `overlap.delay_wgrad_compute` needs"
+    assert wanted in printed(capsys, recipe)
+    assert "refuses" not in printed(capsys, "first_moe")
 
 
 def test_a_load_of_experts_that_are_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

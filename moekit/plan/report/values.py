@@ -50,6 +50,7 @@ def of_estimate(found: Estimate | str) -> dict[str, Any]:
     return {
         "cluster": found.cluster.name,
         "gpu": found.cluster.gpu,
+        "refused_by_check": found.refused,
         "busiest_rank_over_mean": {"most": found.busiest, "least": found.least_busiest},
         "load": found.load.text or None,
         "memory_bytes": {
