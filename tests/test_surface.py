@@ -222,6 +222,7 @@ NOT_AT_THE_DESK = ("torch", "datatrove", "trackio", "transformers", "huggingface
         ["init", "--help"],
         ["data", "--help"],
         ["launch", "first_moe", "--dry-run"],
+        ["launch", "first_moe", "--on", "hf-jobs", "--flavor", "h200x8", "--dry-run"],
         ["prove"],
         ["--help"],
     ],

@@ -94,4 +94,4 @@ def cancel(run: RunDir, said: dict[str, Any]) -> str:
 def pulled(run: RunDir, said: dict[str, Any]) -> str:
     """The command that brings a run's logs and metrics here, to be read as any run's."""
     source = f"hf://buckets/{said['bucket']}/runs/{run.path.name}"
-    return f"hf buckets sync {source} {run.path} --exclude 'checkpoints/*'"
+    return f"hf buckets sync {source} {run.path} --exclude 'checkpoints/iter_*'"

@@ -231,6 +231,9 @@ def cannot_resume(
     spite of a decision to stop.
     """
     name, place = files.name, str(files.run.path)
+    if files.elsewhere:
+        what = f"run `{name}` is a Job of the Hub"
+        return Problem(place, what, "the `moekit launch` that began it goes on from the last checkpoint in the bucket")
     if files.local:
         what = f"run `{name}` is trained on this machine"
         return Problem(place, what, "the `moekit launch` that began it goes on from its last checkpoint")

@@ -90,6 +90,14 @@ def machine(tmp_path: Path) -> Machine:
 
 
 @pytest.fixture
+def stand_in(machine: Machine) -> None:
+    """The stand-in also where a real enroot is: what needs a registry, and what fails on demand."""
+    enroot = machine.folder / "bin" / "enroot"
+    enroot.unlink(missing_ok=True)
+    enroot.symlink_to(HERE / "enroot")
+
+
+@pytest.fixture
 def root_of(tmp_path: Path) -> Callable[[str], Path]:
     """The root of a small base image, with what `install_efa.sh` downloads in /srv."""
 

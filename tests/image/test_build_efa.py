@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moekit.image.record import is_whole, record_of
-from tests.image.conftest import REAL, ROOT, Machine
+from tests.image.conftest import ROOT, Machine
 
 Base = Callable[[], Path]
 
@@ -65,7 +65,7 @@ def test_an_image_is_built(machine: Machine, base: Path) -> None:
     assert out.stat() == before
 
 
-@pytest.mark.skipif(REAL is not None, reason="a real enroot fails when it likes")
+@pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize(
     ("fails", "said"),
     [

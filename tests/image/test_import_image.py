@@ -17,11 +17,8 @@ REFERENCE = known.versions()["NCCL_TESTS"]
 
 
 @pytest.fixture(autouse=True)
-def registry(machine: Machine) -> Path:
-    """A real enroot would ask a registry: here the stand-in does, in every case."""
-    enroot = machine.folder / "bin" / "enroot"
-    enroot.unlink(missing_ok=True)
-    enroot.symlink_to(HERE / "enroot")
+def registry(machine: Machine, stand_in: None) -> Path:
+    """A registry that is a folder."""
     folder = machine.folder / "registry" / REFERENCE
     folder.mkdir(parents=True)
     (folder / "alltoall_perf").write_text("#!/bin/sh\n")
@@ -101,14 +98,19 @@ def test_names_and_files() -> None:
     assert known.file_name(known.find("nccl-tests"), None) == Path(aws.nccl_tests_image or "").name
 
 
-def test_on_a_node_where_enroot_is_not_here(machine: Machine) -> None:
+def path_without_enroot(path: str) -> str:
+    """The folders of a PATH that have none."""
+    return ":".join(folder for folder in path.split(":") if not Path(folder, "enroot").exists())
+
+
+def test_on_a_node_where_enroot_is_not_here(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """srun is asked for one, with the profile's partition."""
     from moekit.image.make import command_for
 
     profile = find_cluster("aws-p5")
     (machine.folder / "bin" / "enroot").unlink()
-    if shutil.which("enroot"):
-        pytest.skip("enroot is here")
+    monkeypatch.setenv("PATH", without := path_without_enroot(machine.env["PATH"]))
+    machine.env["PATH"] = without
     with pytest.raises(MoekitError, match="there is no `enroot` on this machine"):
         command_for("import.sh", ["u", "o"], None, gpu=False)
     srun = machine.folder / "bin" / "srun"

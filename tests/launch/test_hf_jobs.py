@@ -118,6 +118,7 @@ def test_status_logs_and_cancel_ask_the_hub(hub: Hub, moekit: Run) -> None:
     assert "run `first_moe_smoke` has a Job already" in again.stderr
     here = moekit("launch", "first_moe_smoke", "--on", "local")
     assert here.returncode == 1
+    assert "run `first_moe_smoke` is a Job of the Hub" in moekit("resume", "first_moe_smoke").stderr
     hub.slow = False
     logs = moekit("logs", "-f", "first_moe_smoke")
     assert [line for line in logs.stdout.splitlines() if line] == [f"line {number}" for number in range(5)]
