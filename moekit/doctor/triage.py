@@ -30,11 +30,16 @@ _EXCEPTION = r"(?:^|[\])]:? ?|: |\| )(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Excepti
 _RANK = re.compile(rb"\[rank(\d+)\]|\[Rank (\d+)\]|\bRank (\d+)[\],:]|\bon rank (\d+)\b")
 _NAMED_WITHIN = 400
 """Bytes of a line in which its rank and its host are looked for."""
-_HOST = re.compile(
-    rb"(?<![\w.-])([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] |slurmstepd-([\w.-]+): error|node:? ([\w.-]+), (?:device|gpu)"
-    rb"|srun: error: ([\w.-]+): task|(?<![\w.-])([\w.-]+) kernel: |[Nn]ode failure on ([\w.-]+)"
-    rb"|[Nn]ode ([\w.-]+) not responding"
+_HOSTS = (
+    (b"NCCL ", re.compile(rb"(?<![\w.-])([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] ")),
+    (b"slurmstepd-", re.compile(rb"slurmstepd-([\w.-]+): error")),
+    (b"srun: error: ", re.compile(rb"srun: error: ([\w.-]+): task")),
+    (b" kernel: ", re.compile(rb"(?<![\w.-])([\w.-]+) kernel: ")),
+    (b"ode failure on ", re.compile(rb"[Nn]ode failure on ([\w.-]+)")),
+    (b" not responding", re.compile(rb"[Nn]ode ([\w.-]+) not responding")),
+    (b"node", re.compile(rb"node:? ([\w.-]+), (?:device|gpu)")),
 )
+"""What a line has that names its host, and where."""
 _MILD = re.compile(rb"(?:^|[\s\[:(])(?:W\d|W \w+\.|WARN(?:ING)?\b|[Ww]arning\b|\w+Warning\b|INFO\b|DEBUG\b|NOTE\b)")
 """What marks a line as no failure."""
 _RETRIED = re.compile(rb"[Rr]etry(?:ing)? (?:in )?\d|, retry|[Rr]etrying\b|thrown while requesting|[Aa]ttempt \d+ of ")
@@ -206,7 +211,9 @@ class _Reader:
             rank = int(found[found.lastindex])
             if len(hit.ranks) < _MOST_RANKS:
                 hit.ranks.add(rank)
-        if len(hit.hosts) < _MOST_HOSTS and (host := _HOST.search(line, 0, _NAMED_WITHIN)) and host.lastindex:
-            hit.hosts.setdefault(host[host.lastindex].decode(errors="replace"))
+        if len(hit.hosts) < _MOST_HOSTS:
+            for mark, pattern in _HOSTS:
+                if mark in line and (host := pattern.search(line, 0, _NAMED_WITHIN)):
+                    hit.hosts.setdefault(host[1].decode(errors="replace"))
         if key in _WAITS:
             self.triage.collectives.take(line, rank)
