@@ -16,6 +16,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+import memory_rows
 import plan_recipes
 import yaml
 
@@ -61,6 +62,26 @@ class Row:
     def predicted(self, **constants: float) -> StepTime:
         """The planner's time, balanced."""
         return step_time(self.shape, self.facts, self.candidates, self.on(**constants))
+
+
+def ci_errors(folder: Path) -> dict[str, float]:
+    """How far off the tiny models of Megatron's own CI are (`ci_steps.csv`), which no fit has seen.
+
+    Medians of its golden iteration times on one or two nodes: there the host is what a step waits for. Their options
+    are those of `memory_rows.csv`.
+    """
+    with (_FOLDER / "ci_steps.csv").open() as file:
+        measured = {line["name"]: float(line["median_iteration_s"]) for line in csv.DictReader(file)}
+    found = {}
+    for row in memory_rows.rows():
+        if row.name in measured:
+            given = Given.of(memory_rows.recipe_of(folder, row))
+            shape = resolve_given(given, row.vocabulary)
+            candidates = of_run(given, shape, layout_of(given, shape))
+            on = hardware("h100", "ib", 8) if "h100" in row.name.split()[-1] else hardware("gb200", "ib", 4)
+            predicted = step_time(shape, facts_of(given), candidates, on).seconds[0]
+            found[row.name] = float(predicted) / measured[row.name] - 1
+    return found
 
 
 def families() -> dict[str, dict[str, list[str]]]:
