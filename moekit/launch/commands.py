@@ -25,6 +25,7 @@ from moekit.launch.elsewhere_commands import (
     VolumeOption,
     YesOption,
     launch_elsewhere,
+    refuse_unread,
 )
 from moekit.options import JsonOption, ProfileOption
 from moekit.problems import MoekitError, error, print_problems, shortened
@@ -127,11 +128,11 @@ def launch(
     from moekit.runs.look import LOCAL_ROOT
 
     where = where or ("hf-jobs" if probe or flavor else None)
+    run = (where, recipes or (), name, profile, dry_run, as_json)
+    asked = Asked(*run, image, volume, flavor, probe, timeout, bucket, namespace, yes, detach)
+    refuse_unread(asked, {"--chain": chain != 1, "--index-first": index_first, "--no-submit": no_submit})
     if where in ELSEWHERE:
-        run = (where, recipes or (), name, profile, dry_run, as_json)
-        raise typer.Exit(
-            launch_elsewhere(Asked(*run, image, volume, flavor, probe, timeout, bucket, namespace, yes, detach))
-        )
+        raise typer.Exit(launch_elsewhere(asked))
     cluster = find_cluster(profile)
     if no_preflight:
         cluster = replace(cluster, preflight=False)

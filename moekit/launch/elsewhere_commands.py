@@ -78,10 +78,10 @@ DetachOption = Annotated[
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line says of a run that Slurm does not start."""
+    """What the command line says that no job of Slurm reads."""
 
-    place: str
-    """One of `ELSEWHERE`."""
+    place: str | None
+    """What `--on` says."""
     recipes: Sequence[str]
     name: str | None
     profile: str | None
@@ -106,14 +106,43 @@ def launch_elsewhere(asked: Asked) -> int:
     """
     if asked.place == "hf-jobs":
         return _hf_jobs(asked)
-    if asked.probe or asked.flavor or asked.timeout_min or asked.bucket or asked.detach:
-        raise error(
-            "`--probe`, `--flavor`, `--timeout`, `--bucket` and `--detach` are about jobs of the Hub",
-            "add `--on hf-jobs`",
-        )
-    if asked.place == "docker":
-        return _docker(asked)
-    return _files(asked)
+    return _docker(asked) if asked.place == "docker" else _files(asked)
+
+
+def refuse_unread(asked: Asked, of_slurm: Mapping[str, object]) -> None:
+    """Refuse options that nothing at the run's place reads; `of_slurm` are given ones that jobs of Slurm alone read.
+
+    Raises:
+        MoekitError: there is one.
+    """
+    for option, (value, places) in _readers(asked).items():
+        if value and asked.place not in places:
+            where = " and ".join(f"`--on {place}`" for place in places)
+            raise error(
+                f"`{option}` is about {where}", "leave it out, or add one of these" if asked.place is None else ""
+            )
+    for option, value in of_slurm.items():
+        if value and asked.place in ELSEWHERE:
+            raise error(f"`{option}` is about jobs of Slurm", f"leave it out with `--on {asked.place}`")
+
+
+def _readers(asked: Asked) -> dict[str, tuple[object, tuple[str, ...]]]:
+    """Each option's value, and the places that read it."""
+    jobs = {
+        "--flavor": asked.flavor,
+        "--probe": asked.probe,
+        "--timeout": asked.timeout_min,
+        "--bucket": asked.bucket,
+        "--namespace": asked.namespace,
+        "--yes": asked.yes,
+        "--detach": asked.detach,
+    }
+    of_jobs = {option: (value, ("hf-jobs",)) for option, value in jobs.items()}
+    return {
+        "--image": (asked.image, ELSEWHERE),
+        "--volume": (asked.volume, ("skypilot", "kubernetes")),
+        **of_jobs,
+    }
 
 
 def _one(asked: Asked, cluster: Cluster) -> Loaded:
@@ -169,7 +198,9 @@ def _docker(asked: Asked) -> int:
     root = Path(cluster.shared_root) if asked.profile else Path.cwd() / LOCAL_ROOT
     if not asked.profile:  # of the shipped one only its kind of GPU is meant
         megatron = str(root / "Megatron-LM")
-        cluster = replace(cluster, shared_root=str(root), megatron_path=megatron, mounts=None, environment=None)
+        cluster = replace(
+            cluster, image=None, shared_root=str(root), megatron_path=megatron, mounts=None, environment=None
+        )
     loaded = _one(asked, cluster)
     image = image_of(cluster, asked.image)
     container = docker.container(loaded, loaded.name, cluster, image, root, os.environ)

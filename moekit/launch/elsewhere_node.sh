@@ -20,7 +20,7 @@ put_files() {
     if [[ -f $run/recipe.yaml ]] && ! cmp -s recipe.yaml "$run/recipe.yaml"; then
         fail "$run is a run of another recipe: give this one another name with --name"
     fi
-    [[ $run -ef $PWD ]] || cp -rL ./* "$run"
+    [[ $run -ef $PWD ]] || cp -rL --no-preserve=mode ./* "$run"
 }
 
 # What comes next, a word a line: job/retry.py's answer on node 0, and on the others what node 0 says.

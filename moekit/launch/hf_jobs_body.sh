@@ -21,7 +21,7 @@ bring() {
         fi
         say "bringing $path"
         mkdir -p "$root/$(dirname "$path")"
-        cp -r "$bucket/$path" "$root/$(dirname "$path")/"
+        cp -r --no-preserve=mode "$bucket/$path" "$root/$(dirname "$path")/"
         [[ $path != data/* ]] || point_at_shards "$path"
     done
 }
@@ -43,13 +43,13 @@ bring_past() {
         exit 1
     fi
     mkdir -p "$run/checkpoints"
-    cp -r "$kept/attempts" "$run/"
+    cp -r --no-preserve=mode "$kept/attempts" "$run/"
     if [[ -f $kept/checkpoints/$TRACKER ]]; then
         step=$(<"$kept/checkpoints/$TRACKER")
         printf -v folder 'iter_%07d' "$step"
         say "bringing the checkpoint of step $step"
         oldest=$folder
-        cp -r "$kept/checkpoints/$folder" "$run/checkpoints/"
+        cp -r --no-preserve=mode "$kept/checkpoints/$folder" "$run/checkpoints/"
         cp "$kept/checkpoints/$TRACKER" "$run/checkpoints/"
     fi
 }

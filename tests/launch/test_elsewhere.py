@@ -284,7 +284,10 @@ def test_the_command_writes_and_starts_nothing(tmp_path: Path) -> None:
     for words, said in (
         (("--on", "kubernetes", *given), "moekit does not start runs on kubernetes itself"),
         (("--on", "skypilot", "--profile", "aws-p5", "--dry-run"), "no `--volume` says what holds /fsx/moekit"),
-        (("--on", "docker", "--flavor", "h200x8"), "are about jobs of the Hub"),
+        (("--on", "docker", "--flavor", "h200x8"), "`--flavor` is about `--on hf-jobs`"),
+        (("--on", "local", "--image", "a:1"), "`--image` is about `--on docker` and `--on hf-jobs` and"),
+        (("--detach",), "`--detach` is about `--on hf-jobs`\n    hint: leave it out, or add one of these"),
+        (("--on", "docker", "--chain", "2"), "`--chain` is about jobs of Slurm"),
         (("--on", "hf-jobs"), "no `--flavor` says on which machine"),
         (("--on", "hf-jobs", "--flavor", "h200x8", "--probe"), "`--probe` counts GPUs and trains no recipe"),
     ):
