@@ -116,7 +116,7 @@ are_fit() {
 
 # End the step, whose process is named, if NCCL took sockets where the nodes have a faster network.
 watch_network() {
-    [[ -e preflight.json && ${MOEKIT_PREFLIGHT:-} != off ]] || return 0
+    [[ -e preflight.json && ${MOEKIT_PREFLIGHT:-} != off ]] && command -v python3 >/dev/null || return 0
     PYTHONPATH=job exec python3 -m preflight.watching "$1" "attempts/$MOEKIT_ATTEMPT" "${MOEKIT_NODES[@]}"
 }
 

@@ -144,3 +144,10 @@ def test_infiniband_ports_that_are_down() -> None:
 def test_a_node_that_says_nothing() -> None:
     findings = judge_nodes({"n1": report(), "n2": report()}, NODES, ASKED)
     assert list(bad_nodes(findings, NODES)) == ["n3"]
+
+
+def test_a_sentence_names_a_few_of_many() -> None:
+    nodes = [f"n{number}" for number in range(64)]
+    assert refusal([], dict.fromkeys(nodes[:10], "slow")).endswith("; n7: slow; and 2 more nodes")
+    alike = [Finding(node, "inside", "fail", "no such file", own=False) for node in nodes]
+    assert (bad_nodes(alike, nodes), refusal(alike, {})) == ({}, "on every node: no such file")

@@ -92,9 +92,9 @@ class Exchange:
     def _inside_each(self) -> list[Finding]:
         found, baseline = [], read_baseline(self._root, self._key(1))
         results = self._measurer.measure([Asked("alltoall", (node,)) for node in self._nodes])
-        for node, (measured, log) in dict(zip(self._nodes, results)).items():  # noqa: B905
+        for node, (measured, _) in dict(zip(self._nodes, results)).items():  # noqa: B905
             if measured.problem:
-                found.append(_failed(node, "inside", measured, log))
+                found.append(_failed(node, measured))
                 continue
             self._inside.setdefault(node, []).append(measured.busbw_gb_s)
             if why := _slow_by(baseline, measured.busbw_gb_s):
@@ -210,9 +210,9 @@ def _slow_by(baseline: Baseline, busbw_gb_s: float) -> str:
     return f"{busbw_gb_s:.2f} GB/s, {busbw_gb_s / usual:.0%} of the baseline's {usual:.2f}"
 
 
-def _failed(node: str, check: str, measured: Measured, log: Path) -> Finding:
-    what = f"all-to-all inside it: {measured.problem} ({log})"
-    return Finding(node, check, "fail", what, own="arrived wrong" in measured.problem)
+def _failed(node: str, measured: Measured) -> Finding:
+    what = f"all-to-all inside it: {measured.problem}"
+    return Finding(node, "inside", "fail", what, own="arrived wrong" in measured.problem)
 
 
 def _is_investigated(root: Path, key: str) -> bool:

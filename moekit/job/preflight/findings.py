@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+MOST_TOLD = 8
+"""Nodes that a sentence names; the verdict has all."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -44,7 +47,8 @@ def bad_nodes(findings: Iterable[Finding], nodes: Iterable[str]) -> dict[str, st
 def refusal(findings: Iterable[Finding], bad: dict[str, str]) -> str:
     """Why there is no training on this allocation, in one sentence; empty where there may be."""
     if bad:
-        return "; ".join(f"{node}: {why}" for node, why in bad.items())
+        told = [f"{node}: {why}" for node, why in bad.items()][:MOST_TOLD]
+        return "; ".join([*told, *([f"and {len(bad) - MOST_TOLD} more nodes"] if len(bad) > MOST_TOLD else [])])
     failed = [finding for finding in findings if finding.level == "fail"]
     if not failed:
         return ""
