@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 _COMPLETED = re.compile(
     rb"last enqueued (?:NCCL )?work: (-?\d+), last completed (?:NCCL )?work: (-?\d+)", re.IGNORECASE
 )
-_GROUP = re.compile(rb"PG (?:ID \d+ PG )?GUID [\w-]+(?:\(([\w-]+)\))?")
+_GROUP = re.compile(rb"PG (?:ID \d+ PG )?GUID ([\w-]+)(?:\(([\w-]+)\))?")
+_WHOLE = "default_pg"
+"""The group of all ranks. Of another name there are many, such as of expert parallelism, each with its own numbers."""
+_UNNAMED = "of kind "
+"""Begins what stands for a group where a line names none: who waits in one kind of collective may be of one group."""
 _WORK = re.compile(rb"WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
 _MOST = 1 << 16
 
@@ -26,11 +30,13 @@ class Collectives:
         """A watchdog's line of a rank; -1 where it names none."""
         if rank < 0 or len(self.completed) + len(self.waited) > _MOST:
             return
-        group = found[1].decode() if (found := _GROUP.search(line)) and found[1] else ""
+        group = _name(found) if (found := _GROUP.search(line)) else ""
+        work = _WORK.search(line)
         if done := _COMPLETED.search(line):
             self.completed.setdefault((group, rank), int(done[2]))
-        if work := _WORK.search(line):
-            self.waited.setdefault((group, rank), (int(work[1]), work[2].decode()))
+        if work:
+            kind = work[2].decode()
+            self.waited.setdefault((group or f"{_UNNAMED}{kind}", rank), (int(work[1]), kind))
 
     def sentence(self, world: int = 0) -> str:
         """Who is waited for, as far as it is said; empty where it is not. `world`: ranks of the run, 0 unknown."""
@@ -44,14 +50,20 @@ class Collectives:
         if silent and len(silent) <= max(1, world // 2):
             names = ", ".join(map(str, silent[:8])) + (f" and {len(silent) - 8} more" if len(silent) > 8 else "")
             return f"rank {names} completed nothing that its watchdog told of, while {len(said)} ranks waited"
-        for group in dict.fromkeys(group for group, _ in reached):
+        named = sorted(dict.fromkeys(group for group, _ in reached), key=lambda group: not group or _UNNAMED in group)
+        for group in named:
             members = {rank: number for (one, rank), number in reached.items() if one == group}
             oldest, newest = min(members.values()), max(members.values())
             if oldest < newest:
                 behind = sorted(rank for rank, number in members.items() if number == oldest)
-                where = f" of group `{group}`" if group else ""
-                return (
-                    f"rank {', '.join(map(str, behind[:8]))} had completed collective {oldest}{where},"
-                    f" the others up to {newest}"
-                )
+                whole = f"rank {', '.join(map(str, behind[:8]))} had completed collective {oldest}"
+                if not group or _UNNAMED in group:
+                    return f"{whole}, others up to {newest}, if they are of one group, which their lines do not say"
+                return f"{whole} of group `{group}`, the others up to {newest}"
         return ""
+
+
+def _name(found: re.Match[bytes]) -> str:
+    """A group's name with its number, which alone is its own."""
+    number, name = found[1].decode(), (found[2] or b"").decode()
+    return name if name == _WHOLE else f"{name} {number}".strip()

@@ -162,6 +162,31 @@ def test_the_rank_with_the_oldest_completed_collective_is_named() -> None:
     assert said == "rank 11 had completed collective 42 of group `default_pg`, the others up to 99"
 
 
+def test_groups_of_one_name_are_not_compared_with_each_other() -> None:
+    """As torch 2.5 and newer say it; expert parallel groups have each their own numbers."""
+    said = (
+        "[rank{rank}]:[E1130 ProcessGroupNCCL.cpp:1809] [PG ID 12 PG GUID {guid}(EXPERT_MODEL_PARALLEL_GROUP) Rank 0]"
+        "  failure detected by watchdog at work sequence id: 9 PG status: last enqueued work: 9,"
+        " last completed work: {n}"
+    )
+    one = [said.format(rank=rank, guid=50, n=1570) for rank in (0, 1)]
+    other = [said.format(rank=rank, guid=51, n=1579 - (rank == 3)) for rank in (2, 3)]
+    sentence = read(log_with([*one, *other], LINES)).collectives.sentence()
+    assert sentence.startswith("rank 3 had completed collective 1578 of group `EXPERT_MODEL_PARALLEL_GROUP 51`")
+    assert read(log_with(one, LINES)).collectives.sentence() == ""
+
+
+def test_where_lines_name_no_group_that_is_said() -> None:
+    """As torch 2.2 and older print it, without a report that names one."""
+    said = (
+        "[E ProcessGroupNCCL.cpp:481] [Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={n},"
+    )
+    lines = [f"{said.format(rank=rank, n=20 - (rank == 2))} OpType=ALLREDUCE) ran for 9 ms." for rank in range(4)]
+    lines += [f"{said.format(rank=9, n=5)} OpType=ALLTOALL_BASE) ran for 9 ms."]
+    sentence = read(log_with(lines, LINES)).collectives.sentence()
+    assert sentence.startswith("rank 2 had completed collective 18, others up to 19, if they are of one group")
+
+
 def test_a_rank_that_says_nothing_is_named() -> None:
     triage = read(log_with(flood([rank for rank in range(16) if rank != 6]), LINES))
     assert triage.collectives.sentence(16).startswith("rank 6 completed nothing that its watchdog told of")
