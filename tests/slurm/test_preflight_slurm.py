@@ -177,6 +177,16 @@ def test_sockets_stop_a_launch(machine: Machine) -> None:
     assert "n2" not in json.loads((run / "attempts/2/decision.json").read_text())["nodes"]
 
 
+def test_values_that_arrive_wrong_are_their_nodes_fault(machine: Machine) -> None:
+    """And a node whose DCGM does not answer is not: that is said, and is no pass."""
+    machine.be(wrong={"n2": 12}, diag={"n1": "no daemon"})
+    verdict = machine.verdict("--nodes", "2")
+    assert verdict["bad"] == {"n2": "all-to-all inside it: 12 values arrived wrong"}
+    assert verdict["across"] is None
+    unmade = [one["node"] for one in verdict["findings"] if one["level"] == "skip" and "no DCGM daemon" in one["what"]]
+    assert unmade == ["n1"]
+
+
 def test_two_settings_in_turn(machine: Machine) -> None:
     machine.be(settings={"NCCL_BUFFSIZE=8388608": 1.1})
     verdict = machine.verdict("--nodes", "2", "--try", "NCCL_BUFFSIZE=8388608")
