@@ -120,7 +120,7 @@ def read_log(stream: BinaryIO, resumed: bool = False) -> Triage:
 
 
 @cache
-def _expressions() -> tuple[Needles, Needles, tuple[tuple[str, re.Pattern[bytes]], ...]]:
+def _expressions() -> tuple[Needles, Needles, list[tuple[str, str]]]:
     """Where to look, where digits say what a line is, and what to look for.
 
     That is causes in their order, an exception that none names, and lines of the network.
@@ -131,8 +131,13 @@ def _expressions() -> tuple[Needles, Needles, tuple[tuple[str, re.Pattern[bytes]
         *((_NOTE, said) for said in (*transport.SAYS, *sniff.SAYS, _PEAK_SAYS)),
     ]
     by_number = [text for _, text in texts if re.search(r"\d|\\d", text)]
-    each = tuple((key, re.compile(text.encode())) for key, text in texts)
-    return needles([text for _, text in texts]), needles(by_number), each
+    return needles([text for _, text in texts]), needles(by_number), texts
+
+
+@cache
+def _compiled(text: str) -> re.Pattern[bytes]:
+    """Of hundreds, a log needs a few."""
+    return re.compile(text.encode())
 
 
 class _Reader:
@@ -184,8 +189,8 @@ class _Reader:
 
     def _judge(self, line: bytes) -> str:
         for candidate in self._needles.within(line):
-            key, pattern = self._each[candidate]
-            if pattern.search(line):
+            key, text = self._each[candidate]
+            if _compiled(text).search(line):
                 if _RETRIED.search(line):
                     return ""
                 return key if key not in causes() or self._resumed or not causes()[key].when_resumed else ""
