@@ -64,6 +64,7 @@ RELEASED = {
     "deepseek_v2_lite": Released(102_400, 15_706_484_224, "deepseek-ai/DeepSeek-V2-Lite"),
     "deepseek_moe_16b": Released(102_400, 16_375_728_128, "deepseek-ai/deepseek-moe-16b-base"),
     "qwen2_57b": Released(151_936, 57_408_658_944, "no integer is public: our own count of Qwen/Qwen2-57B-A14B"),
+    "qwen3_next": Released(151_936, 79_674_391_296, "Qwen/Qwen3-Coder-Next, the same without a depth"),
     "ling_mini": Released(157_184, 16_255_643_392, "inclusionAI/Ling-mini-2.0"),
     "ling_flash": Released(157_184, 102_889_705_216, "inclusionAI/Ling-flash-2.0"),
     "glm_4_5_air": Released(
@@ -133,17 +134,21 @@ LATENT_FIELDS = (
     *("multi_latent_attention", "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
     *("rope_type", "rotary_scaling_factor", "mscale", "mscale_all_dim"),
 )
+DELTA = ("qwen3_next",)
+"""Those of which no CPU builds the delta net and the norms; with attention in all layers, the rest of them is built."""
 PREDICTION_FIELDS = ("mtp_num_layers", "mtp_loss_scaling_factor")
 
 
 def built(shape: str, folder: Path, *, prediction: bool) -> tuple[Count, Question]:
     """What we count and what Megatron is asked, for a shape on 8 ranks, one eighth of its experts to each."""
     unset = (*(LATENT_FIELDS if shape in LATENT else ()), *(() if prediction else PREDICTION_FIELDS))
+    unset += ("apply_layernorm_1p",) if shape in DELTA else ()
     path = folder / f"{shape}_{prediction}.yaml"
     path.write_text(
         f"base: models/shapes/{shape}\n"
         f"model: {{{', '.join(f'{name}: null' for name in unset)}}}\n"
-        "parallel: {gpus: 8, expert_model: 8}\n"
+        + ("megatron: {extra: null}\n" if shape in DELTA else "")
+        + "parallel: {gpus: 8, expert_model: 8}\n"
         "train: {global_batch_size: 8}\n"
         f"data: {{tokenizer_type: NullTokenizer, tokenizer: null, vocab_size: {RELEASED[shape].vocabulary}}}\n"
     )
