@@ -176,6 +176,12 @@ def test_a_search_fits_a_wide_terminal(name: str, capsys: pytest.CaptureFixture[
     assert max(len(line) for line in said) <= 160
     assert len([line for line in said if line.startswith("  >  ")]) == 1
     assert any(line.startswith("the recipe's own layout: ") for line in said)
+    found = answered(name)
+    place, grid = KNOBS.index("dispatcher"), found.question.grid
+    is_new = found.chosen.point[place] != grid.own[place]
+    library = {"deepep": "DeepEP", "hybridep": "HybridEP"}.get(grid.dispatcher[found.chosen.point[place]])
+    noted = f"  whether your image has {library} no rule knows: look before it is launched"
+    assert (noted in said) is bool(is_new and library)
 
 
 def test_a_search_on_fewer_gpus_begins_where_ranks_divide_them(

@@ -106,6 +106,7 @@ def _short(value: str, names: dict[str, str]) -> str:
 
 
 _LONGEST = 18
+_LIBRARIES = {"deepep": "DeepEP", "hybridep": "HybridEP"}
 
 
 def _way_lines(found: Searched) -> Iterator[str]:
@@ -118,6 +119,10 @@ def _way_lines(found: Searched) -> Iterator[str]:
         rows.append(_step_row(found, step, before))
         before = step.found
     yield from table(rows, left=1)
+    grid, place = found.question.grid, KNOBS.index("dispatcher")
+    library = grid.dispatcher[found.chosen.point[place]]
+    if found.chosen.point[place] != grid.own[place] and library in _LIBRARIES:
+        yield f"  whether your image has {_LIBRARIES[library]} no rule knows: look before it is launched"
     if any(found.trains_otherwise(one) for one in found.answer.survivors):
         yield "  `changes training`: balancing evens out the tokens of a micro batch (handbook 3.3); such a layout is"
         yield "  taken only where no other fits"
