@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import yaml
 from moekit.cli import app
 from moekit.cluster.profile import find_cluster
 from moekit.plan.desk import Wishes, question_of
+from moekit.plan.report.search import search_lines
 from moekit.plan.search.best import Question, search
 from moekit.plan.search.child import changes_of
 from moekit.plan.search.choice import Searched, searched
@@ -192,6 +194,20 @@ def test_a_search_on_fewer_gpus_begins_where_ranks_divide_them(
     recipe = load(str(file)).recipe
     assert recipe.parallel.gpus == 128
     assert [p for p in problems_of(load(str(file)), find_cluster("h100-ib")) if p.level == "error"] == []
+
+
+def test_tight_layouts_are_taken_where_no_other_fits() -> None:
+    question = asked("dense")
+    points = np.indices(question.grid.sizes).reshape(len(KNOBS), -1).T
+    least = min(one.peak_bytes for one in question.judged(points[question.legal(points)]))
+    found = searched(replace(question, capacity_bytes=least / 0.95))
+    assert found.question.is_tight
+    assert found.chosen.peak_bytes <= least / 0.95
+    assert "  fits: needs up to " in "\n".join(search_lines(found))
+    assert ", as none needs less: they are tight" in "\n".join(search_lines(found))
+    assert not answered("dense").question.is_tight
+    with pytest.raises(MoekitError, match="none of 1,800 layouts fits 8 GPUs"):
+        searched(replace(question, capacity_bytes=least / 1.01))
 
 
 def test_what_cannot_be_searched_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
