@@ -24,6 +24,8 @@ that no cause knows. `echo`: what ranks say whose other end is gone, and what is
 it makes a run slow and does not end it.
 """
 _ORDER: tuple[Tier, ...] = (*PRECEDENCE, "drag")
+OF_NETWORK = ("nccl_socket", "plugin_missing", "fabric_abi")
+"""Causes that say nothing of a run within one node."""
 UNNAMED = "exception"
 """The cause of an exception that no other knows."""
 

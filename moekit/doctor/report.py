@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from moekit.doctor.causes import causes
+from moekit.doctor.causes import OF_NETWORK, causes
 from moekit.doctor.evidence import Evidence, Log, causes_of
 from moekit.doctor.judge import Shown, shown
 from moekit.doctor.proofs import Proof
@@ -19,8 +19,6 @@ from moekit.doctor.triage import Hit
 _SURE = {"sure": "sure", "likely": "likely", "possible": "possible, not sure"}
 _COVERED = ("aux_blind", "socket", "dead_expert", "z_loss_rise", "loss_not_finite", "experts/norm_")
 """Alerts that a symptom may tell more of."""
-
-_OF_NETWORK = ("nccl_socket", "plugin_missing", "fabric_abi")
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ def _cause(log: Log, hit: Hit, rest: Sequence[tuple[Log, Hit]], world: int, endi
         by.append(_who(hit))
     if waits := log.triage.collectives.sentence(world):
         by.append(waits)
-    if cause.key in _OF_NETWORK and (taken := log.triage.networks.sentence()):
+    if cause.key in OF_NETWORK and (taken := log.triage.networks.sentence()):
         by.append(taken)
     if ending:
         by.append(f"exit records: {ending}")

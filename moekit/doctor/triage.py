@@ -13,7 +13,7 @@ from functools import cache
 from typing import BinaryIO
 
 from moekit.doctor import sniff
-from moekit.doctor.causes import UNNAMED, causes, first, patterns
+from moekit.doctor.causes import OF_NETWORK, UNNAMED, causes, first, patterns
 from moekit.doctor.hang import Collectives
 from moekit.doctor.needles import DIGITS, Needles, needles
 from moekit.watch import transport
@@ -98,7 +98,9 @@ class Triage:
         return self.last_progress > hit.last_line_number and cause.tier != "drag" and not cause.lasts
 
     def _passed(self, hit: Hit) -> bool:
-        """Whether it may have been a warning, or be caught and tried again, and training went on."""
+        """Whether it may have been a warning, or be tried again, and training went on; or no network is used."""
+        if hit.key in OF_NETWORK and self.networks.needless:
+            return True
         return self.went_on(hit) and (hit.mild or causes()[hit.key].tier == "unnamed")
 
 

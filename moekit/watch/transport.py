@@ -17,10 +17,12 @@ SAYS = (
     r"NET/OFI Selected [Pp]rovider is ",
     r"NCCL INFO NET/(?:Plugin|IB|OFI) ?:? ",
     r"NCCL (?:INFO|WARN) .*(?:dlerror|libnccl-net)",
+    r"NCCL INFO comm .* nNodes \d+",
 )
 """Lines that say something of it."""
 _MOST_BYTES = 1 << 28
 _MOST_HOSTS = 16
+_NODES = re.compile(rb"NCCL INFO comm .* nNodes (\d+)")
 _LINES = re.compile(rb"^.*NCCL .*(?:Socket|Selected [Pp]rovider).*$", re.MULTILINE)
 
 
@@ -29,10 +31,14 @@ class Networks:
 
     def __init__(self) -> None:
         self._network = Network()
+        self.nodes = 0
+        """The most that a communicator says it spans; 0 where none does, as of old versions."""
 
     def take(self, line: bytes) -> None:
         """A line of NCCL's; others change nothing."""
         self._network.take(line)
+        if b" nNodes " in line and (spans := _NODES.search(line)):
+            self.nodes = max(self.nodes, int(spans[1]))
 
     @property
     def used(self) -> dict[str, str]:
@@ -48,6 +54,11 @@ class Networks:
     def on_sockets(self) -> list[str]:
         """The nodes that move data over TCP sockets, in the order in which they said so."""
         return [node for node, network in self.used.items() if is_sockets(network)]
+
+    @property
+    def needless(self) -> bool:
+        """Whether all communicators stay within a node, where no network is used, whichever NCCL found."""
+        return self.nodes == 1
 
     def sentence(self) -> str:
         """Which nodes are on sockets, which are not, and what was missing; empty where none is."""

@@ -74,6 +74,15 @@ def test_one_node_of_sixteen_is_named_with_what_was_missing() -> None:
     assert one.shown_by[-1] == (f"1 of 16 nodes on sockets: n15; the others on AWS Libfabric; NCCL missed: {missing}")
 
 
+def test_within_one_node_no_network_is_used() -> None:
+    """NCCL finds sockets there too, and says so."""
+    log = "n1:9:9 [0] NCCL INFO NET/IB : No device found.\nn1:9:9 [0] NCCL INFO Using network Socket\n"
+    spans = "n1:9:9 [0] NCCL INFO comm 0x7f25 rank 0 nRanks 8 nNodes {} localRanks 8 localRank 0 MNNVL 0\n"
+    assert [one.key for one in findings(log)] == ["plugin_missing"]
+    assert findings(log + spans.format(1)) == []
+    assert [one.key for one in findings(log + spans.format(1) + spans.format(2))] == ["plugin_missing"]
+
+
 def test_of_a_file_the_same(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     log.write_text(
