@@ -41,7 +41,7 @@ GUESS = {
     "step_ms": 40.0,
 }  # fmt: skip
 LIMITS = {
-    "gemm": (0.4, 0.8), "gemm_fp8": (0.35, 0.8), "memory": (0.5, 0.9), "overlap": (0.3, 0.95), "launch_us": (5, 40),
+    "gemm": (0.4, 0.8), "gemm_fp8": (0.35, 0.8), "memory": (0.4, 0.8), "overlap": (0.3, 0.95), "launch_us": (5, 40),
     "scan": (0.005, 0.4), "step_ms": (5, 300),
 }  # fmt: skip
 """What is physically believable; constants that are not here are not fitted to steps."""

@@ -49,8 +49,9 @@ def expert_activation(bench: Bench, experts: Experts) -> Work:
     return activation(bench, rows(bench, experts) * experts.width / bench.candidates.expert_tensor, experts.matrices)
 
 
-_UNFUSED_PERMUTE = 1.6
-"""Kernels that sort tokens took 11.45 % of a step, 7.14 % fused (handbook 3.7)."""
+_UNFUSED_PERMUTE, _COPIES = 1.6, 0.76
+"""Kernels that sort tokens took 11.45 % of a step, 7.14 % fused: the share of the memory's bandwidth that the fused
+ones reach, if the step is that of 149.4 TFLOP/s (handbook 3.7, 3.3)."""
 
 
 def _permuted(bench: Bench, experts: Experts) -> Work:
@@ -63,7 +64,8 @@ def _permuted(bench: Bench, experts: Experts) -> Work:
     sorted_once = 2 * (1 + copies)
     again = np.where(flex, 0, np.where(several, 4 * copies, 0))
     factor = 1.0 if bench.facts.permute_fusion else _UNFUSED_PERMUTE
-    return bench.moved(token * (sorted_once + again) * factor)
+    both = np.broadcast_to(token * (sorted_once + again) * factor, (2, bench.candidates.number))
+    return {MEMORY: both / (bench.hardware.gpu.memory * _COPIES)}
 
 
 def _router(bench: Bench, experts: Experts) -> Work:
@@ -73,6 +75,13 @@ def _router(bench: Bench, experts: Experts) -> Work:
     deep = np.full(bench.candidates.number, float(bench.shape.hidden))
     busy = on_gpu.linear(bench.hardware, "bf16", bench.sharded, wide, deep)
     return total({DENSE: busy}, bench.moved(12 * scores))
+
+
+def _summed_gradients(bench: Bench, experts: Experts) -> Work:
+    """A layer's input goes to the router, the experts and a shared one: their gradients meet, as their outputs do."""
+    stream = 3 * bench.sharded * bench.shape.hidden * 2
+    shared = bool(experts.shared_width)
+    return bench.moved(stream * shared, stream * (1 + shared))
 
 
 def experts_of_layer(bench: Bench) -> Work:
@@ -94,5 +103,6 @@ def experts_of_layer(bench: Bench) -> Work:
         _biased(bench, of),
         shared,
         latent,
+        _summed_gradients(bench, of),
         {INSIDE: np.stack([2 * inside] * 2), ACROSS: np.stack([2 * across] * 2)},
     )

@@ -7,6 +7,7 @@ import numpy as np
 from moekit.plan.candidates import Candidates, Floats
 from moekit.plan.run import Facts
 from moekit.plan.shape import Shape
+from moekit.plan.time.communication import FLEX
 
 _OF = {"*": (24, 26), "+": (36, 40), "G": (70, 90), "M": (60, 80), "-": (10, 12), "output": (14, 12)}
 """Launches of a part, forward and backward: read off Megatron's modules, one each for a kernel of torch, Transformer
@@ -57,7 +58,10 @@ def _of_experts(facts: Facts, candidates: Candidates, shape: Shape) -> list[tupl
     assert shape.experts is not None
     here = shape.experts.number / candidates.expert
     each = {name: np.array(pair, dtype=np.float64)[:, None] for name, pair in _EXPERTS.items()}
-    each["sort"] = each["sort"] * (1 if facts.permute_fusion else 2)
+    # the flex dispatchers' libraries count, permute and send in a few kernels
+    fewer = np.where(np.isin(candidates.dispatcher, FLEX), 0.5, 1.0)
+    each["sort"] = each["sort"] * (1 if facts.permute_fusion else 2) * fewer
+    each["exchange"] = each["exchange"] * fewer
     each["experts"] = each["experts"] + _of_each_expert(facts, shape.experts.bias) * np.stack([here, 2 * here])
     if not shape.experts.shared_width:
         del each["shared"]

@@ -55,6 +55,7 @@ def grouped(bench: Bench) -> Work:
         _core(bench, of.heads, of.width, of.width, 2 * keys),
         bench.moved(2 * turned * (1 if bench.facts.rope_fusion else 3)),  # positions
         bench.moved(2 * turned, 3 * turned) if of.norm_weights else {},
+        bench.moved(2 * turned, 2 * turned),  # queries, keys and values cut out of one result, and put together again
         bench.moved(3 * bench.tokens * queries / bench.tensor * 2) if of.gate else {},
         bench.gathers(hidden, 2, 2),
     )
