@@ -186,8 +186,8 @@ def test_reproduced_full_recomputation(timed: Callable[..., StepTime]) -> None:
 
 
 def test_bound_overlap(timed: Callable[..., StepTime]) -> None:
-    """Bound: up to 35 % more on two nodes (3.7), of runs whose batch and balance are not said; the planner gives more for
-    a balanced one. Full recomputation is off with it."""
+    """Bound: up to 35 % more on two nodes (3.7), of runs whose batch and balance are not said; the planner gives more
+    for a balanced one. Full recomputation is off with it."""
     small: Changes = {"parallel": TWO_NODES, "memory": NO_RECOMPUTE, "train": {"micro_batch_size": 2}}
     more = gain(
         timed("first_moe.yaml", overlap={"moe_expert_parallel_comm": True}, **small), timed("first_moe.yaml", **small)
