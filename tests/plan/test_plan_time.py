@@ -166,6 +166,14 @@ def test_network_of_preflight(rows: list[Row], tmp_path: Path) -> None:
     assert dict(slow.notes)["network"].startswith("measured here")
     on = [step_time(row.shape, row.facts, row.candidates, one).seconds[0] for one in (fitted, slow)]
     assert on[1] > 1.3 * on[0]
+    file.write_text(json.dumps({"alltoall_busbw_gbps": {"1": 330.1}}))  # says nothing of two nodes
+    one_node = hardware("h100", "efa", 8, file)
+    assert step_time(row.shape, row.facts, row.candidates, one_node).seconds[0] == pytest.approx(on[0], rel=0.02)
+    inside = next(row for row in rows if row.text["gpu"] == "h100" and row.text["ep"] == "8")
+    file.write_text(json.dumps({"alltoall_busbw_gbps": {"1": 30.0}}))
+    slow_node = hardware("h100", "efa", 8, file)
+    on = [step_time(inside.shape, inside.facts, inside.candidates, each).seconds[0] for each in (fitted, slow_node)]
+    assert on[1] > 1.3 * on[0]
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -97,7 +97,8 @@ def exchange(
         return none, none
     inside, across = exchange_bytes(shape, facts, candidates, hardware, experts)
     flex = np.isin(candidates.dispatcher, FLEX)
-    link = hardware.gpu.nvlink * np.minimum(0.95, hardware.constants.nvlink * np.where(flex, _FLEX_NVLINK, 1.0))
+    inside_a_node = hardware.alltoall.get(1, hardware.gpu.nvlink * hardware.constants.nvlink)
+    link = np.minimum(0.95 * hardware.gpu.nvlink, inside_a_node * np.where(flex, _FLEX_NVLINK, 1.0))
     _, islands = exchange_ranks(candidates, hardware)
     group = candidates.expert
     network = hardware.network
@@ -112,9 +113,9 @@ def exchange(
 def _alltoall_rate(hardware: Hardware, islands: Ints, group: Ints) -> Floats:
     """Bytes a second that leave a GPU for other islands."""
     fitted = np.full(len(islands), hardware.gpu.network * hardware.network.share)
-    if not hardware.alltoall:
+    measured = [nodes for nodes in sorted(hardware.alltoall) if nodes > 1]
+    if not measured:
         return fitted
-    measured = sorted(hardware.alltoall)
     bus = np.interp(islands, measured, [hardware.alltoall[nodes] for nodes in measured])
     # NCCL's bus bandwidth counts what stays inside too
     ranks = islands * hardware.node
@@ -126,8 +127,8 @@ def ring_rate(hardware: Hardware, ranks: Ints, stride: Ints) -> Floats:
     together = np.clip(hardware.domain // stride, 1, ranks)
     link = hardware.gpu.nvlink * hardware.constants.nvlink
     cards = hardware.gpu.network * hardware.network.ring
-    if hardware.allreduce:
-        measured = sorted(hardware.allreduce)
+    measured = [nodes for nodes in sorted(hardware.allreduce) if nodes > 1]
+    if measured:
         nodes = np.maximum(1, ranks * stride // hardware.node)
         cards = np.interp(nodes, measured, [hardware.allreduce[n] for n in measured]) / hardware.node
     return np.where(ranks <= together, link, np.minimum(link, together * cards))
