@@ -4,10 +4,12 @@
 
 Reads `tests/plan/`: `measured_steps.csv` (published steps of Megatron), `dispatch_times.csv` and
 `network_bandwidth.csv` (what networks do), and `held_out_families.yaml`, the families that fit nothing and measure all.
-Of GPUs, seven constants are fitted to steps, an eighth (NVLink) to dispatch times; of networks, four to what was
-measured of them alone. With `--write` the result becomes `moekit/plan/time/constants.yaml`; without, the shipped
-constants are measured. Exits with 1 where a goal is missed: a median error of at most 10 % on families held out, and
-on rows that state recomputation and dispatcher.
+Of GPUs, seven constants are fitted to steps, an eighth (NVLink) is read off dispatch times; EFA's four are fitted to
+what was measured of it alone, of IB's only its share. Rows held out fit no constant, but whoever wrote the formulas saw
+how far off they were, and the most that a launch may take is what the tiny models of Megatron's CI allow. With
+`--write` the result becomes `moekit/plan/time/constants.yaml`; without, the shipped constants are measured. Exits with
+1 where a goal is missed: a median error of at most 10 % on families held out, and on rows that state recomputation and
+dispatcher.
 
 The fit is least absolute error of logarithms over distinct configurations (several releases of one are averaged), with
 a light pull to a first guess of each constant, by descent along one constant at a time.
@@ -188,7 +190,7 @@ def write(gpus: dict[str, Constants], networks: dict[str, Constants]) -> None:
     """`constants.yaml`."""
     head = (
         "# Made by tests/benchmarks/plan_time.py --write of published measurements (tests/plan/*.csv); hardware.py\n"
-        "# says what each is. Sockets and IB's reductions are assumed.\n"
+        "# says what each is. Sockets, IB's starts and IB's reductions are assumed.\n"
     )
     rounded = {gpu: {name: float(f"{value:.3g}") for name, value in of.items()} for gpu, of in gpus.items()}
     text = yaml.safe_dump({"gpus": rounded, "networks": networks}, sort_keys=False, default_flow_style=None, width=118)
