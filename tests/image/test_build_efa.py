@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from image_site import ROOT, Machine
 
 from moekit.image.record import is_whole, record_of
-from tests.image.conftest import ROOT, Machine
 
 Base = Callable[[], Path]
 

@@ -6,12 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from image_site import HERE, ROOT, Machine
 
 from moekit.cluster.profile import find_cluster
 from moekit.image import known
 from moekit.image.record import is_whole, record_of
 from moekit.problems import MoekitError
-from tests.image.conftest import HERE, ROOT, Machine
 
 REFERENCE = known.versions()["NCCL_TESTS"]
 

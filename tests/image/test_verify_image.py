@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from image_site import ROOT, Machine
 
 from moekit.cluster.profile import find_cluster
 from moekit.image.verify import Finding, command, is_version, judge_gpus, judge_network, remedies
-from tests.image.conftest import ROOT, Machine
 
 AWS = find_cluster("aws-p5")
 HANDBOOK = {

@@ -15,9 +15,11 @@ import pytest
 from moekit.cluster.profile import find_cluster
 from moekit.launch import docker
 from moekit.recipe.load import Loaded
-from tests.slurm.tiny import tiny
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tests" / "slurm"))
+from tiny import tiny  # noqa: E402
+
 AWS = find_cluster("aws-p5")
 HOSTILE = "it's\"$(touch${IFS}p)`p`;é"
 

@@ -17,9 +17,11 @@ from moekit.job.checkpoints import missing
 from moekit.launch import elsewhere, hf_jobs
 from moekit.launch.folders import write
 from moekit.recipe.load import Loaded, load
-from tests.slurm.tiny import tiny
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tests" / "slurm"))
+from tiny import tiny  # noqa: E402
+
 AWS = find_cluster("aws-p5")
 
 TRAINER = """#!/bin/bash

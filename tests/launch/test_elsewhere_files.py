@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import documented
 import jsonschema
 import pytest
 import yaml
@@ -15,7 +16,6 @@ from moekit.cluster.profile import find_cluster
 from moekit.launch import elsewhere, hf_jobs
 from moekit.problems import MoekitError
 from moekit.recipe.load import Loaded, load
-from tests.launch import documented
 
 ROOT = Path(__file__).parents[2]
 AWS = find_cluster("aws-p5")

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from jobs_hub import COMMIT, TOKEN, Hub, hub_server
 
 from moekit.launch import hf_jobs
 from moekit.launch.hf_jobs_launch import Wishes, requested
 from moekit.problems import MoekitError
 from moekit.recipe.load import Loaded, load
-from tests.launch.jobs_hub import COMMIT, TOKEN, Hub, hub_server
 
 ROOT = Path(__file__).parents[2]
 MOEKIT = [sys.executable, "-m", "moekit"]
