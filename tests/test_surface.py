@@ -341,7 +341,7 @@ def test_no_path_of_this_machine_is_in_a_recipe_or_profile() -> None:
 def test_the_light_core_is_light() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {re.split(r"[<>=~!\[ ;]", line)[0].lower() for line in project["dependencies"]}
-    assert names == {"pyyaml", "rich", "typer"}
+    assert names == {"numpy", "pyyaml", "rich", "typer"}
 
 
 def imports(path: Path) -> set[str]:

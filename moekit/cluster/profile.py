@@ -92,7 +92,8 @@ class Cluster:
     torch: str | None = None
     """Version of torch that the training processes have."""
     preflight: bool = True
-    """Whether a job looks at its nodes before it trains: GPUs, limits, the exchange between them (docs/preflight.md)."""
+    """Whether a job looks at its nodes before it trains: GPUs, limits, the exchange between them (docs/preflight.md).
+    """
     library_path: tuple[str, ...] | None = None
     """Folders put in front of LD_LIBRARY_PATH inside the container, which keeps what its image has there."""
     environment: Mapping[str, str | None] | None = None

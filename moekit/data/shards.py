@@ -2,8 +2,6 @@
 
 The layout is that of megatron/core/datasets/indexed_dataset.py:122-330. Megatron itself notices little of what can be
 wrong with a pair, and a cut-off .bin only when training reaches the gap; these checks notice it before.
-
-Needs numpy, which comes with both torch and datatrove.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Traces:
 
 
 def of_run(run: RunDir, peak_gib: float) -> Traces:
-    """Read what a run has of traces; what is too large, or needs numpy where that is not, is said."""
+    """Read what a run has of traces; what is too large is said."""
     found = Traces(peak_gib=peak_gib, gpu_gib=_gpu_gib(run))
     for folders, reads, command in (
         (("torch_profile", "nsys"), _exchange, f"moekit profile {run.path.name}"),
@@ -86,17 +86,13 @@ def of_run(run: RunDir, peak_gib: float) -> Traces:
             said = f"Traces in `{folders[0]}` are of {size / 2**30:.1f} GiB, and are not read on the way: `{command}`."
             found = replace(found, missing=(*found.missing, said))
         else:
-            found = _with(found, run, reads, command)
+            found = _with(found, run, reads)
     return found
 
 
-def _with(found: Traces, run: RunDir, reads: Callable[[Traces, RunDir], Traces], command: str) -> Traces:
+def _with(found: Traces, run: RunDir, reads: Callable[[Traces, RunDir], Traces]) -> Traces:
     try:
         return reads(found, run)
-    except ModuleNotFoundError as missing:
-        if missing.name != "numpy":
-            raise
-        said = f"Traces need numpy, which `moekit[local]` and `moekit[data]` bring: `{command}`."
     except MoekitError as failure:
         said = f"A trace cannot be read: {failure.problems[0].what}."
     return replace(found, missing=(*found.missing, said))

@@ -1,11 +1,10 @@
-"""What `moekit plan` is asked, and the way from there to an answer: the edge to numpy, profiles and files."""
+"""What `moekit plan` is asked, and the way from there to an answer: the edge to profiles and files."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,23 +54,12 @@ class Wishes:
         return find_cluster(self.profile)
 
 
-WITHOUT_NUMPY = "memory and time are worked out with numpy, which is not installed: `moekit[local]` brings it"
-
-
-def _needs_numpy() -> None:
-    if find_spec("numpy") is None:
-        hint = "`moekit[local]` and `moekit[data]` bring it"
-        raise error("`moekit plan` needs numpy for memory, time and the search", hint)
-
-
 def estimated(wishes: Wishes, given: Given, plan: Plan) -> Estimate | str:
     """Memory and time of a recipe, or why they cannot be told.
 
     Raises:
         MoekitError: the cluster or what is said of the load cannot be used.
     """
-    if find_spec("numpy") is None:
-        return WITHOUT_NUMPY
     from moekit.plan.estimate import estimate_of, unmodelled
 
     if reason := unmodelled(given):
@@ -139,7 +127,6 @@ def _width() -> int:
 
 def explained(plan: Plan, found: Estimate | str, what: str) -> Iterator[str]:
     """The terms of memory, of time, or of the experts' exchange."""
-    _needs_numpy()
     from moekit.plan.report import memory, time, traffic
 
     if what == "traffic":
@@ -191,9 +178,8 @@ def question_of(wishes: Wishes) -> Question:
     """What a search of a recipe asks, and how it judges.
 
     Raises:
-        MoekitError: memory and time cannot be told, or numpy is not installed.
+        MoekitError: memory and time cannot be told.
     """
-    _needs_numpy()
     from moekit.plan.estimate import estimate_of, unmodelled
     from moekit.plan.memory.model import memory
     from moekit.plan.search.best import Question

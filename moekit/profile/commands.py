@@ -57,12 +57,7 @@ def profile_command(
             raise error("`--stages` reads timers, so `--control` and `--steps` say nothing to it", "leave them out")
         _stages(what, shared_roots, plot, as_json)
         return
-    try:
-        from moekit.profile.traces import read
-    except ModuleNotFoundError as missing:
-        if missing.name != "numpy":
-            raise
-        raise error("`moekit profile` needs numpy", "`moekit[local]` and `moekit[data]` bring it") from None
+    from moekit.profile.traces import read
 
     profiled = read(what, shared_roots, steps)
     from moekit.profile import report

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moekit.options import JsonOption
-from moekit.problems import error
 from moekit.runs.commands import ProfileOption, RunArgument
 
 if TYPE_CHECKING:
@@ -221,13 +220,8 @@ def experts(
     """
     from moekit.runs.look import find_run, roots
     from moekit.watch import look
+    from moekit.watch.experts import report as reporting
 
-    try:
-        from moekit.watch.experts import report as reporting
-    except ModuleNotFoundError as missing:
-        if missing.name != "numpy":
-            raise
-        raise error("`moekit experts` needs numpy", "`moekit[local]` and `moekit[data]` bring it") from None
     found = find_run(run, [] if "/" in run else roots(profile))
     report = reporting.report(found.path, iteration)
     if plot is not None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -212,32 +210,3 @@ def test_what_check_refuses_is_said(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_load_of_experts_that_are_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(MoekitError, match="`--maxvio` is about experts, and the model has none"):
         printed(capsys, "dense", "--maxvio", "1")
-
-
-WITHOUT_NUMPY = """
-import sys
-from importlib import machinery
-class Hidden(machinery.PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        return None if name.partition(".")[0] == "numpy" else super().find_spec(name, path, target)
-sys.meta_path = [Hidden if one is machinery.PathFinder else one for one in sys.meta_path]
-import moekit.cli
-sys.argv = ["moekit", "plan", *sys.argv[1:]]
-moekit.cli.main()
-"""
-
-
-def test_without_numpy_the_model_is_told() -> None:
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", WITHOUT_NUMPY, *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-    told = run("first_moe")
-    assert told.returncode == 0, told.stderr
-    assert "6,858,278,912  exact" in told.stdout
-    assert "numpy, which is not installed" in told.stdout
-    refused = run("first_moe", "--search")
-    assert refused.returncode == 1
-    assert refused.stderr.startswith("error: `moekit plan` needs numpy for memory, time and the search")
-    assert run("dense", "--upcycle").returncode == 0

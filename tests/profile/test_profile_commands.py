@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -177,29 +175,6 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     assert "has no traces in it" in refused(tmp_path / "folder")
     assert "`--stages` reads timers" in refused(tmp_path, "--stages", "--steps", "2")
-
-
-WITHOUT_NUMPY = """
-import sys
-class Nowhere:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "numpy":
-            raise ModuleNotFoundError("No module named 'numpy'", name="numpy")
-sys.meta_path.insert(0, Nowhere())
-from moekit.cli import main
-sys.argv[0] = "moekit"
-main()
-"""
-
-
-def test_without_numpy_only_stages_are_read(tmp_path: Path) -> None:
-    trace = write(tmp_path / "t.json", gpu_events())
-    path = staged(tmp_path, PIPELINE, timers([1.0] * 8, [2.0] * 8))
-    for words, code, text in (([trace], 1, "`moekit profile` needs numpy"), ([path, "--stages"], 0, "rank 0 most")):
-        command = [sys.executable, "-c", WITHOUT_NUMPY, "profile", *map(str, words)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == code, done.stderr
-        assert text in done.stdout + done.stderr
 
 
 # Stages

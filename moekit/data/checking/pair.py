@@ -3,8 +3,6 @@
 Megatron checks the first 18 bytes of an index, and little else: a .bin that is too short is noticed when training
 reaches the gap, and with `--no-mmap-bin-files` never (megatron/core/datasets/indexed_dataset.py:217-500). Here the
 index is read in blocks of documents, and each block's tokens after it.
-
-Needs numpy.
 """
 
 from __future__ import annotations

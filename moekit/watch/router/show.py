@@ -1,10 +1,9 @@
-"""The edge of `moekit router`: needs numpy, prints, writes the picture."""
+"""The edge of `moekit router`: imports what is asked for, prints, writes the picture."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,27 +16,17 @@ if TYPE_CHECKING:
     from moekit.watch.router.trace_report import TraceReport
 
 
-@contextmanager
-def _with_numpy(command: str = "router") -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as missing:
-        if missing.name != "numpy":
-            raise
-        raise error(f"`moekit {command}` needs numpy", "`moekit[local]` and `moekit[data]` bring it") from None
-
-
 def of_run(
     run: RunDir, last: int, layer: str | None, other: RunDir | None = None, serving_ep: int | None = None
 ) -> Report:
     """The report on a run, and how far it chooses as `other` does.
 
     Raises:
-        MoekitError: there is nothing to report or to compare, or numpy is not installed.
+        MoekitError: there is nothing to report or to compare.
     """
-    with _with_numpy():
-        from moekit.watch.router.agree import disagree
-        from moekit.watch.router.report import report
+    from moekit.watch.router.agree import disagree
+    from moekit.watch.router.report import report
+
     found = report(run, last, layer, serving_ep)
     return found if other is None else replace(found, disagreement=disagree(run, other))
 
@@ -46,10 +35,10 @@ def apart(folder: Path, last: int, layer: str | None) -> Report:
     """The report on files that no recipe explains.
 
     Raises:
-        MoekitError: there are none, or numpy is not installed.
+        MoekitError: there are none.
     """
-    with _with_numpy():
-        from moekit.watch.router.report import report_apart
+    from moekit.watch.router.report import report_apart
+
     return report_apart(folder, last, layer)
 
 
@@ -57,10 +46,10 @@ def of_trace(run: RunDir, weights: bool, traffic: bool, served: int | None, laye
     """What the calls of a run's newest trace weigh, also at a smaller k `served`, and cost.
 
     Raises:
-        MoekitError: there is no trace, or not what is asked for in it, or numpy is not installed.
+        MoekitError: there is no trace, or not what is asked for in it.
     """
-    with _with_numpy():
-        from moekit.watch.router.trace_report import trace_report
+    from moekit.watch.router.trace_report import trace_report
+
     return trace_report(run, weights=weights, traffic=traffic, served=served, only=layer)
 
 
@@ -68,10 +57,10 @@ def of_rollouts(path: Path) -> tuple[dict[str, Any], Iterator[str]]:
     """How far trainer and rollout engine disagree, as an object and as text.
 
     Raises:
-        MoekitError: the file cannot be read, or has nothing of both, or numpy is not installed.
+        MoekitError: the file cannot be read, or has nothing of both.
     """
-    with _with_numpy("mismatch"):
-        from moekit.watch.router import mismatch
+    from moekit.watch.router import mismatch
+
     found = mismatch.read(path)
     return found.as_json(), mismatch.lines(found, CONTROL.sub("?", path.name))
 

@@ -115,17 +115,6 @@ def test_runs_without_anything(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("command", "file"), [("router", "./ep1"), ("mismatch", "README.md")])
-def test_numpy_is_asked_for(command: str, file: str) -> None:
-    script = f"import sys; sys.modules['numpy'] = None; sys.argv = ['moekit', {command!r}, {file!r}]\n"
-    words = [sys.executable, "-c", script + "from moekit.cli import main; main()"]
-    done = subprocess.run(words, cwd=DATA, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (
-        1,
-        f"error: `moekit {command}` needs numpy\n    hint: `moekit[local]` and `moekit[data]` bring it\n",
-    )
-
-
 def test_hash_layers_stand_beside_learned_ones() -> None:
     from moekit.watch.router.render import lines, picture
 
