@@ -67,6 +67,7 @@ ROWS = {
     "deepseek_moe_16b": 102_400,
     "deepseek_v3": 129_280,
     "ling": 157_184,
+    "llama": 128_256,
     "qwen2_57b": 151_936,
     "qwen3": 151_936,
     "mixtral_8x7b": 32_000,

@@ -65,6 +65,11 @@ RELEASED = {
     "deepseek_moe_16b": Released(102_400, 16_375_728_128, "deepseek-ai/deepseek-moe-16b-base"),
     "qwen2_57b": Released(151_936, 57_408_658_944, "no integer is public: our own count of Qwen/Qwen2-57B-A14B"),
     "qwen3_next": Released(151_936, 79_674_391_296, "Qwen/Qwen3-Coder-Next, the same without a depth"),
+    "llama_3_2_1b": Released(128_256, 1_235_814_400, "meta-llama/Llama-3.2-1B"),
+    "llama_3_8b": Released(128_256, 8_030_261_248, "meta-llama/Meta-Llama-3-8B"),
+    "llama_3_70b": Released(128_256, 70_553_706_496, "meta-llama/Meta-Llama-3-70B"),
+    "llama_3_1_405b": Released(128_256, 405_853_388_800, "meta-llama/Llama-3.1-405B"),
+    "qwen3_8b": Released(151_936, 8_190_735_360, "Qwen/Qwen3-8B"),
     "ling_mini": Released(157_184, 16_255_643_392, "inclusionAI/Ling-mini-2.0"),
     "ling_flash": Released(157_184, 102_889_705_216, "inclusionAI/Ling-flash-2.0"),
     "glm_4_5_air": Released(
@@ -103,7 +108,7 @@ def counted(shape: str) -> Count:
 
 
 def test_every_shape_is_counted() -> None:
-    shared = {"common", "qwen3"}
+    shared = {"common", "dense", "qwen3"}
     assert {path.stem for path in SHAPES.glob("*.yaml")} - shared == set(RELEASED)
 
 
@@ -121,7 +126,9 @@ def test_parameters_are_the_released_models(shape: str) -> None:
 def test_a_shape_says_its_parameters(shape: str) -> None:
     ours = counted(shape)
     said = " ".join((SHAPES / f"{shape}.yaml").read_text().replace("\n#", " ").split())
-    assert f": {ours.total:,} parameters, of which a token uses {ours.active:,}" in said
+    used = "" if shape in DENSE else f", of which a token uses {ours.active:,}"
+    assert f": {ours.total:,} parameters{used}" in said
+    assert (ours.active == ours.total) == (shape in DENSE)
     if ours.prediction:
         assert f"a prediction depth adds {ours.prediction:,}" in said
 
@@ -134,6 +141,7 @@ LATENT_FIELDS = (
     *("multi_latent_attention", "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
     *("rope_type", "rotary_scaling_factor", "mscale", "mscale_all_dim"),
 )
+DENSE = ("llama_3_2_1b", "llama_3_8b", "llama_3_70b", "llama_3_1_405b", "qwen3_8b")
 DELTA = ("qwen3_next",)
 """Those of which no CPU builds the delta net and the norms; with attention in all layers, the rest of them is built."""
 PREDICTION_FIELDS = ("mtp_num_layers", "mtp_loss_scaling_factor")
@@ -148,7 +156,7 @@ def built(shape: str, folder: Path, *, prediction: bool) -> tuple[Count, Questio
         f"base: models/shapes/{shape}\n"
         f"model: {{{', '.join(f'{name}: null' for name in unset)}}}\n"
         + ("megatron: {extra: null}\n" if shape in DELTA else "")
-        + "parallel: {gpus: 8, expert_model: 8}\n"
+        + f"parallel: {{gpus: 8{'' if shape in DENSE else ', expert_model: 8'}}}\n"
         "train: {global_batch_size: 8}\n"
         f"data: {{tokenizer_type: NullTokenizer, tokenizer: null, vocab_size: {RELEASED[shape].vocabulary}}}\n"
     )
