@@ -134,6 +134,7 @@ def parsed() -> list[dict[str, Any]]:
 
 
 READ_BY_MEGATRON: dict[str, Callable[[str], Any]] = {
+    "linear_attention_freq": int,
     "moe_layer_freq": lambda text: list(LayerPattern.parse(text).layers),
     "window_attn_skip_freq": int,
     "window_size": lambda text: [int(number) for number in text.split(",")],
