@@ -14,6 +14,7 @@ from moekit.plan.plan import Plan, plan_of_given
 from moekit.plan.report import model
 from moekit.problems import error
 from moekit.recipe.load import Loaded
+from moekit.writing import write_whole
 
 if TYPE_CHECKING:
     from moekit.plan.candidates import Candidates, Floats
@@ -166,12 +167,7 @@ def write_picture(plan: Plan, found: Estimate | str, cures: Sequence[Step], path
     if path.suffix not in (".html", ".svg"):
         raise error(f"`{path}` is no .html or .svg", "`--report plan.html` or `--report plan.svg`")
     text = bars.svg(*charts) if path.suffix == ".svg" else bars.html(plan.name, charts, lines(plan, found, cures))
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as reason:
-        raise error(f"cannot write `{path}`: {(reason.strerror or str(reason)).lower()}", "give another path") from None
+    write_whole(path, text)
 
 
 def question_of(wishes: Wishes) -> Question:

@@ -12,6 +12,7 @@ import typer
 from moekit.options import JsonOption
 from moekit.problems import error
 from moekit.runs.commands import ProfileOption
+from moekit.writing import write_whole
 
 app = typer.Typer()
 
@@ -71,7 +72,7 @@ def profile_command(
         if against is None:
             raise error("a trace does not say how many steps it holds, so steps cannot be compared", "give `--steps N`")
     if plot is not None:
-        write(plot, bars_svg(f"{profiled.name}: shares of the step", report.bars_of(profiled), ""))
+        write_whole(plot, bars_svg(f"{profiled.name}: shares of the step", report.bars_of(profiled), ""))
     if as_json:
         print(json.dumps(report.as_json(profiled, against), indent=1))
         return
@@ -85,22 +86,8 @@ def _stages(given: str, shared_roots: list[Path], plot: Path | None, as_json: bo
 
     found = stages.read(find_run(given, shared_roots))
     if plot is not None:
-        write(plot, bars_svg(f"{found.name}: forward and backward of a step, ms", stages.by_timer(found), "ms"))
+        write_whole(plot, bars_svg(f"{found.name}: forward and backward of a step, ms", stages.by_timer(found), "ms"))
     if as_json:
         print(json.dumps(found.as_json(), indent=1))
         return
     print("\n".join(stages.lines(found, shutil.get_terminal_size((100, 24)).columns)))
-
-
-def write(path: Path, text: str) -> None:
-    """Write a picture, whole or not at all.
-
-    Raises:
-        MoekitError: it cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as failure:
-        raise error(f"cannot write `{path}`: {str(failure.strerror).lower()}", "give another path") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
@@ -18,6 +17,7 @@ from moekit.problems import MoekitError, error, shortened
 from moekit.recipe.check_command import checked
 from moekit.recipe.load import Loaded, file_and_variant, load, load_each
 from moekit.recipe.values import differences, origins
+from moekit.writing import write_new
 
 app = typer.Typer()
 
@@ -142,15 +142,7 @@ def new(
         f"{schema_line(path)}\nbase: {json.dumps(inherited)}\nsummary: what this run is for\n\n"
         f"# Only what differs from {base}; `moekit show {quoted}` prints the whole.\n"
     )
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise error(f"`{path}` exists", "choose another name, or edit it") from None
-    except OSError as reason:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)  # a full disk takes the name and not the text
-        raise error(f"cannot write `{path}`: {(reason.strerror or str(reason)).lower()}") from None
+    write_new(path, text, "choose another name, or edit it")
     print(f"{path} written; check it with `moekit check {quoted}`", file=sys.stderr)
 
 

@@ -20,6 +20,7 @@ from moekit.watch.live_view import alert_line, plain_line, render_live
 from moekit.watch.metrics import LOSS
 from moekit.watch.svg import Panel, svg
 from moekit.watch.watching import TOKENS_PER_S, Picture, Watching
+from moekit.writing import write_whole
 
 _AT_ONCE = 5_000
 """Steps between two looks at the clock: a long run is drawn while it is still being read."""
@@ -102,12 +103,7 @@ def write_svg(title: str, panels: Sequence[Panel], path: Path) -> None:
     Raises:
         MoekitError: it cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        temporary.write_text(svg(title, panels), encoding="utf-8")
-        temporary.replace(path)
-    except OSError as failure:
-        raise error(f"cannot write `{path}`: {str(failure.strerror).lower()}", "give another path") from None
+    write_whole(path, svg(title, panels))
 
 
 def _draw(watched: Watched, interval_s: float) -> None:

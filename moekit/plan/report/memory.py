@@ -8,9 +8,9 @@ from moekit.plan.bars import Chart
 from moekit.plan.candidates import Floats
 from moekit.plan.estimate import Estimate
 from moekit.plan.memory.model import Memory
+from moekit.plan.memory.verdict import GIB
 from moekit.plan.report.table import table
 
-GIB = 2**30
 _BARS: Mapping[str, tuple[str, ...]] = {
     "weights": ("weights", "FP8 copies"),
     "gradients": ("gradients", "placeholder gradients"),

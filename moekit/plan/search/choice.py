@@ -22,6 +22,7 @@ from moekit.recipe.load import Loaded, file_and_variant
 from moekit.recipe.schema import Recipe
 from moekit.recipe.sizes import expert_tensor_ranks
 from moekit.rehearse.edit import changed, differences
+from moekit.writing import write_new
 
 ALIKE = 0.01
 """Predicted times that differ by less are one: the layout with the fewest changes is taken. Runs of one layout differ
@@ -142,13 +143,7 @@ def write_child(found: Searched, written: Recipe, given: str, path: Path) -> Non
     base = os.path.relpath(given, path.parent) if Path(given).is_file() else given
     changes = {one.field: one.value for one in differences(written, child, {})}
     text = as_yaml(base, schema_line(path), _summary(found, given), changes, written)
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise error(f"`{path}` exists", "choose another name") from None
-    except OSError as reason:
-        raise error(f"cannot write `{path}`: {(reason.strerror or str(reason)).lower()}") from None
+    write_new(path, text, "choose another name")
 
 
 def _summary(found: Searched, given: str) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moekit.launch.rundir import RunDir
-from moekit.problems import CONTROL, error
+from moekit.problems import CONTROL
+from moekit.writing import write_whole
 
 if TYPE_CHECKING:
     from moekit.watch.router.report import Report
@@ -87,9 +88,4 @@ def write_picture(report: Report, path: Path) -> None:
     """
     from moekit.watch.router.render import picture
 
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        temporary.write_text(picture(report), encoding="utf-8")
-        temporary.replace(path)
-    except OSError as failure:
-        raise error(f"cannot write `{path}`: {str(failure.strerror).lower()}", "give another path") from None
+    write_whole(path, picture(report))
