@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from moekit.job.preflight.baselines import ACCEPTED, Baseline, Key, add_runs, made_baseline, read_baseline, settings_of
+from moekit.job.preflight.baselines import ACCEPTED, Baseline, Key, add_runs, read_baseline, settings_of
 
 HANDBOOK = {2: 77.14, 4: 39.25, 8: 30.91}
 """GB/s out of place, by nodes."""
@@ -47,11 +47,11 @@ def test_an_all_reduce_says_nothing_of_the_exchange() -> None:
 
 def test_three_clean_runs_make_one(tmp_path: Path) -> None:
     for number, value in enumerate((77.0, 77.4, 78.0), 1):
-        assert made_baseline(tmp_path, key()) is None
+        assert not read_baseline(tmp_path, key()).is_made
         baseline, why = add_runs(tmp_path, key(), runs(value))
         assert (why, len(baseline.runs)) == ("", number)
-    made = made_baseline(tmp_path, key())
-    assert made is not None
+    made = read_baseline(tmp_path, key())
+    assert made.is_made
     assert (made.busbw_gb_s, made.values) == (77.4, [77.0, 77.4, 78.0])
     assert made.spread == pytest.approx(0.01282, abs=1e-5)
     (file,) = (tmp_path / "baselines").iterdir()
@@ -89,7 +89,7 @@ def test_what_differs_is_not_compared(tmp_path: Path, changes: dict[str, object]
     add_runs(tmp_path, key(), runs(77.0, 77.4, 78.0))
     other = key(**changes)  # type: ignore[arg-type]
     assert other.name != key().name
-    assert made_baseline(tmp_path, other) is None
+    assert not read_baseline(tmp_path, other).is_made
 
 
 def test_variables_that_belong_to_it() -> None:

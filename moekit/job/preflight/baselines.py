@@ -106,12 +106,6 @@ def read_baseline(root: Path, key: Key) -> Baseline:
     return Baseline(key)
 
 
-def made_baseline(root: Path, key: Key) -> Optional[Baseline]:
-    """The baseline of a key if it has enough runs."""
-    found = read_baseline(root, key)
-    return found if found.is_made else None
-
-
 def add_runs(root: Path, key: Key, runs: Sequence[Mapping[str, Any]]) -> tuple[Baseline, str]:
     """Add clean runs to a baseline; as it is then, and why nothing was added: empty where it was.
 
